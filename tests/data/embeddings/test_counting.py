@@ -22,39 +22,39 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counted(lookups: Lookups, rows: int) -> tuple[RowCounts, Counter[int]]:
-    made, truth = RowCounts(rows), Counter[int]()
+    counter, truth = RowCounts(rows), Counter[int]()
     for row, times in lookups:
-        made.add(np.full(times, row, np.int64))
+        counter.add(np.full(times, row, np.int64))
         truth[row] += times
-    return made, truth
+    return counter, truth
 
 
 @given(LOOKUPS, LOOKUPS, st.integers(1, 25))
 @settings(max_examples=60, deadline=None)
 def test_counts_orders_and_curves_are_exact(first: Lookups, second: Lookups, count: int) -> None:
     rows = 20
-    made, truth = counted(first, rows)
+    counter, truth = counted(first, rows)
     window, also = counted(second, rows)
-    made.fold(window)
+    counter.fold(window)
     truth += also
     window.clear()
     assert (window.total, window.of(np.arange(rows)).sum()) == (0, 0)
     counts = np.array([truth[row] for row in range(rows)])
-    assert made.total == counts.sum()
-    assert np.array_equal(made.of(np.arange(rows)), counts)
-    values, many = made.histogram()
+    assert counter.total == counts.sum()
+    assert np.array_equal(counter.of(np.arange(rows)), counts)
+    values, many = counter.histogram()
     assert dict(zip(values.tolist(), many.tolist(), strict=True)) == Counter(counts.tolist())
     assert (np.diff(values) < 0).all()
     order = sorted(range(rows), key=lambda row: (-truth[row], row))
     pieces = np.full(rows, -1)
-    for place, ids in made.order():
+    for place, ids in counter.order():
         pieces[place : place + len(ids)] = ids
     assert pieces.tolist() == order
     wanted = [row for row in order[:count] if truth[row]]
-    assert made.top(count).tolist() == sorted(wanted)
+    assert counter.top(count).tolist() == sorted(wanted)
     ranks, shares, error = curve(values, many)
-    if made.total:
-        exact = np.concatenate(([0], np.cumsum(counts[order]))) / made.total
+    if counter.total:
+        exact = np.concatenate(([0], np.cumsum(counts[order]))) / counter.total
         away = exact - np.interp(np.arange(rows + 1), ranks, shares)
         assert away.min() > -1e-12
         assert away.max() == pytest.approx(error, abs=1e-12)
@@ -77,12 +77,12 @@ def test_a_curve_of_many_points_keeps_a_hundred_and_says_what_that_costs() -> No
 
 
 def test_rows_grow_and_are_written_as_an_order(tmp_path: Path) -> None:
-    made = RowCounts(0)
+    counter = RowCounts(0)
     for rows in (3, 4, 900):
-        made.grow(rows)
-        made.add(np.array([rows - 1, rows - 1], np.int64))
-    made.trim(900)
-    made.write_order(tmp_path / "order.npy")
+        counter.grow(rows)
+        counter.add(np.array([rows - 1, rows - 1], np.int64))
+    counter.trim(900)
+    counter.write_order(tmp_path / "order.npy")
     order = np.load(tmp_path / "order.npy")
     assert order.dtype == np.uint32
     assert order[:3].tolist() == [2, 3, 899]

@@ -14,44 +14,46 @@ CLUSTER = load_cluster("a100-80:2x2")
 
 
 def test_an_iteration_is_the_sum_of_what_is_read_and_sent() -> None:
-    one = EmbeddingTable(
+    table = EmbeddingTable(
         "a", 1000, 64, pooling=10.0, coverage=0.5, ranks=(0, 100, 1000), shares=(0.0, 0.9, 1.0)
     )
-    wanted = PlacementRequest((one,), 4, MemoryTier(1e6, 1e12), MemoryTier(1e6, 1e10), 4000)
+    wanted = PlacementRequest((table,), 4, MemoryTier(1e6, 1e12), MemoryTier(1e6, 1e10), 4000)
     plan = TablePlacement(
         (TableShard("a", 1, 0, 64, 100),), (0.0,) * 4, (0,) * 4, (0,) * 4, 0.0, 0.0, 0.0, "", ""
     )
-    found = twin.iteration(CLUSTER, wanted, plan)
+    iteration = twin.iteration(CLUSTER, wanted, plan)
     reads = 4000 * 5
-    np.testing.assert_allclose(found.raw, [0.9 * reads, 0.1 * reads])
+    np.testing.assert_allclose(iteration.raw, [0.9 * reads, 0.1 * reads])
     fast, slow = 100 * -np.expm1(-0.9 * reads / 100), 900 * -np.expm1(-0.1 * reads / 900)
-    np.testing.assert_allclose(found.distinct, [fast, slow])
-    np.testing.assert_allclose(found.lookups, 256 * (0.9 * reads / 1e12 + 0.1 * reads / 1e10))
-    np.testing.assert_allclose(found.updates, 512 * (fast / 1e12 + slow / 1e10) + 256 * reads / 1e12)
+    np.testing.assert_allclose(iteration.distinct, [fast, slow])
+    np.testing.assert_allclose(iteration.lookups, 256 * (0.9 * reads / 1e12 + 0.1 * reads / 1e10))
+    np.testing.assert_allclose(iteration.updates, 512 * (fast / 1e12 + slow / 1e10) + 256 * reads / 1e12)
     # one peer in the host, two in the other; ids come, vectors go, gradients come
     sent = np.array([1, 2]) * (reads / 4 * 8 + 2 * 1000 * 256)
-    np.testing.assert_allclose(found.sent, sent)
+    np.testing.assert_allclose(iteration.sent, sent)
     nic = 25e9 * 0.92
-    np.testing.assert_allclose(found.exchange, sent[1] / nic, rtol=0.2)
-    assert found.balance == (found.by_device[1] / 1e-12, 4.0)
+    np.testing.assert_allclose(iteration.exchange, sent[1] / nic, rtol=0.2)
+    assert iteration.balance == (iteration.by_device[1] / 1e-12, 4.0)
 
 
 def test_drawn_accesses_are_those_of_lookups_drawn_one_by_one() -> None:
-    table = next(one for one in synthetic.tables("small") if one.lookups > 5)
+    table = next(candidate for candidate in synthetic.tables("small") if candidate.lookups > 5)
     shard = TableShard(table.name, 0, 0, table.dim, table.rows // 50)
     rng = np.random.default_rng(0)
     ranks = [synthetic.draw(table, 512, rng)[1] for _ in range(40)]
-    raw = np.mean([[(one < shard.fast_rows).sum(), (one >= shard.fast_rows).sum()] for one in ranks], 0)
+    raw = np.mean(
+        [[(sample < shard.fast_rows).sum(), (sample >= shard.fast_rows).sum()] for sample in ranks], 0
+    )
     distinct = np.mean(
         [
-            [(np.unique(one) < shard.fast_rows).sum(), (np.unique(one) >= shard.fast_rows).sum()]
-            for one in ranks
+            [(np.unique(sample) < shard.fast_rows).sum(), (np.unique(sample) >= shard.fast_rows).sum()]
+            for sample in ranks
         ],
         0,
     )
-    found = twin.accesses((table,), (shard,), 512)
-    np.testing.assert_allclose(raw, found.raw[0], rtol=0.1)
-    np.testing.assert_allclose(distinct, found.distinct[0], rtol=0.1)
+    expected = twin.accesses((table,), (shard,), 512)
+    np.testing.assert_allclose(raw, expected.raw[0], rtol=0.1)
+    np.testing.assert_allclose(distinct, expected.distinct[0], rtol=0.1)
 
 
 def test_shards_of_columns_count_as_parts_of_rows() -> None:

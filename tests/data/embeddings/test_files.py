@@ -16,23 +16,23 @@ from windtunnel.store.objects.manifest import seal
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "statistics"
+    folder = tmp_path / "statistics"
     tables = synthetic.tables("small", scale=0.01)
-    orders = {one.name: synthetic.order(one.rows, 1) for one in tables}
-    write_statistics(made, tables, orders, {"f000": {"lookups": 12}})
-    return made
+    orders = {table.name: synthetic.order(table.rows, 1) for table in tables}
+    write_statistics(folder, tables, orders, {"f000": {"lookups": 12}})
+    return folder
 
 
 def test_statistics_come_back(folder: Path) -> None:
-    found = read_statistics(folder)
-    assert found.tables == synthetic.tables("small", scale=0.01)
-    assert found.facts == {"f000": {"lookups": 12}}
-    for one in found.tables:
-        order = found.order(one.name)
+    statistics = read_statistics(folder)
+    assert statistics.tables == synthetic.tables("small", scale=0.01)
+    assert statistics.facts == {"f000": {"lookups": 12}}
+    for table in statistics.tables:
+        order = statistics.order(table.name)
         assert isinstance(order, np.memmap)
-        assert np.array_equal(order, synthetic.order(one.rows, 1))
+        assert np.array_equal(order, synthetic.order(table.rows, 1))
     with pytest.raises(UserError, match="no order of a table q, accepted are f000, f001"):
-        found.order("q")
+        statistics.order("q")
 
 
 def test_damage_is_found(folder: Path) -> None:

@@ -24,15 +24,15 @@ TABLES = [
     for number, (rows, exponent) in enumerate(((60_000, 1.05), (20_000, 0.8), (3_000, 0.2)))
     for ranks, shares in [synthetic.zipf(rows, exponent)]
 ]
-ORDERS = {one.name: synthetic.order(one.rows, seed=3) for one in TABLES}
+ORDERS = {table.name: synthetic.order(table.rows, seed=3) for table in TABLES}
 
 
 def log(path: Path, samples: int, seed: int) -> None:
     columns = {}
-    for number, one in enumerate(TABLES):
+    for number, table in enumerate(TABLES):
         rng = np.random.default_rng([seed, number])
-        offsets, columns[f"{one.name}.ids"] = synthetic.draw(one, samples, rng, ORDERS[one.name])
-        columns[f"{one.name}.offsets"] = offsets
+        offsets, columns[f"{table.name}.ids"] = synthetic.draw(table, samples, rng, ORDERS[table.name])
+        columns[f"{table.name}.offsets"] = offsets
     np.savez(path, **columns)
 
 
@@ -46,12 +46,12 @@ def plan(*words: str) -> dict[str, object]:
 
 def slow(shards: tuple[TableShard, ...], orders: dict[str, np.ndarray], path: Path, samples: int) -> float:
     """Of a batch of the samples in ``path``: lookups of rows that the shards have in slow memory."""
-    held, found = np.load(path), 0
-    for one in shards:
-        fast = np.zeros(len(orders[one.table]), bool)
-        fast[orders[one.table][: one.fast_rows]] = True
-        found += int((~fast[held[f"{one.table}.ids"]]).sum())
-    return found * BATCH / samples
+    held, lookups = np.load(path), 0
+    for shard in shards:
+        fast = np.zeros(len(orders[shard.table]), bool)
+        fast[orders[shard.table][: shard.fast_rows]] = True
+        lookups += int((~fast[held[f"{shard.table}.ids"]]).sum())
+    return lookups * BATCH / samples
 
 
 @pytest.mark.parametrize("memory", ["1.5MB", "2.5MB"])
@@ -61,37 +61,37 @@ def test_a_plan_says_what_samples_to_come_find(
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     log(tmp_path / "log.npz", 6_000, 1)
     log(tmp_path / "later.npz", 6_000, 2)
-    sizes = {one.name: one.rows for one in TABLES}
+    sizes = {table.name: table.rows for table in TABLES}
     profile.profile([str(tmp_path / "log.npz")], rows=sizes).save(tmp_path / "stats")
     statistics = read_statistics(tmp_path / "stats")
-    told = plan("--statistics", str(tmp_path / "stats"), "--memory", memory)
-    shards = tuple(TableShard(**one) for one in told["plan"]["shards"])  # type: ignore[index]
+    report = plan("--statistics", str(tmp_path / "stats"), "--memory", memory)
+    shards = tuple(TableShard(**row) for row in report["plan"]["shards"])  # type: ignore[index]
     orders = {name: np.asarray(statistics.order(name)) for name in sizes}
     truth = slow(shards, orders, tmp_path / "later.npz", 6_000)
-    said = told["summary"]["slow_accesses"]  # type: ignore[index]
+    said = report["summary"]["slow_accesses"]  # type: ignore[index]
     assert said == pytest.approx(truth, rel=0.1)
     in_sample = slow(shards, orders, tmp_path / "log.npz", 6_000)
     assert in_sample < 0.85 * truth, "else this shows nothing"
-    unseen = sum(one.held_out.unseen for one in statistics.tables if one.held_out)
-    assert told["forecast"] == {"from": "held-out samples", "samples": 1_200, "unseen_rows": unseen}
-    assert f"forecast from the held-out samples, 1,200 in all; {unseen:,} rows" in str(told["shown"])
+    unseen = sum(table.held_out.unseen for table in statistics.tables if table.held_out)
+    assert report["forecast"] == {"from": "held-out samples", "samples": 1_200, "unseen_rows": unseen}
+    assert f"forecast from the held-out samples, 1,200 in all; {unseen:,} rows" in str(report["shown"])
 
 
 def test_made_up_tables_are_forecast_from_their_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
-    told = plan("--synthetic", "small", "--memory", "20MB")
-    assert told["forecast"] == {"from": "distribution", "samples": 0, "unseen_rows": 0}
-    assert "slow accesses are forecast from the distribution of the synthetic tables" in str(told["shown"])
-    tables = {one.name: one for one in synthetic.tables("small")}
-    found, rng = 0, np.random.default_rng(7)
-    for one in told["plan"]["shards"]:  # type: ignore[index]
-        found += int((synthetic.draw(tables[one["table"]], BATCH, rng)[1] >= one["fast_rows"]).sum())
-    assert told["summary"]["slow_accesses"] == pytest.approx(found, rel=0.05)  # type: ignore[index]
+    report = plan("--synthetic", "small", "--memory", "20MB")
+    assert report["forecast"] == {"from": "distribution", "samples": 0, "unseen_rows": 0}
+    assert "slow accesses are forecast from the distribution of the synthetic tables" in str(report["shown"])
+    tables = {table.name: table for table in synthetic.tables("small")}
+    lookups, rng = 0, np.random.default_rng(7)
+    for shard in report["plan"]["shards"]:  # type: ignore[index]
+        lookups += int((synthetic.draw(tables[shard["table"]], BATCH, rng)[1] >= shard["fast_rows"]).sum())
+    assert report["summary"]["slow_accesses"] == pytest.approx(lookups, rel=0.05)  # type: ignore[index]
     write_statistics(tmp_path / "old", synthetic.tables("small"), {})
-    told = plan("--statistics", str(tmp_path / "old"), "--memory", "20MB")
-    assert "forecast from the counted samples, which is too low" in str(told["shown"])
+    report = plan("--statistics", str(tmp_path / "old"), "--memory", "20MB")
+    assert "forecast from the counted samples, which is too low" in str(report["shown"])
 
 
 BAGS = st.lists(st.lists(st.integers(0, 12), max_size=4), min_size=5, max_size=40)
@@ -111,16 +111,16 @@ def test_the_last_fifth_is_held_out_exactly(
         part = bags[first : first + block]
         sink = io.BytesIO()
         np.savez(sink, **{
-            "f.ids": np.array([one for bag in part for one in bag], np.int64),
+            "f.ids": np.array([row for bag in part for row in bag], np.int64),
             "f.offsets": np.cumsum([0, *map(len, part)]),
         })  # fmt: skip
         with fsspec.open(f"memory://held/{number:02d}.npz", "wb") as file:
             file.write(sink.getvalue())
     named = [f"memory://held/{number:02d}.npz" for number in range(-(-len(bags) // block))]
-    found = profile.profile(named, rows={"f": 15}, window=window)
+    profiles = profile.profile(named, rows={"f": 15}, window=window)
     cut = len(bags) - len(bags) // 5
-    before, later = (Counter(one for bag in some for one in bag) for some in (bags[:cut], bags[cut:]))
-    held = found.tables[0].held_out
+    before, later = (Counter(row for bag in some for row in bag) for some in (bags[:cut], bags[cut:]))
+    held = profiles.tables[0].held_out
     if not later:
         assert held is None
         return
@@ -133,5 +133,5 @@ def test_the_last_fifth_is_held_out_exactly(
         part = min(1.0, left / len(alike))
         missed += (1 - part) * sum(later[row] for row in alike)
         left -= min(left, len(alike))
-    raw = accesses(found.tables, (TableShard("f", 0, 0, 64, fast),), 1).raw[0]
+    raw = accesses(profiles.tables, (TableShard("f", 0, 0, 64, fast),), 1).raw[0]
     assert raw[1] / raw.sum() == pytest.approx(missed / later.total(), abs=1e-9)

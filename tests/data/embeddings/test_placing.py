@@ -29,25 +29,25 @@ FAST, SLOW = MemoryTier(3e4, 1e12), MemoryTier(1e6, 1e10)
 
 @st.composite
 def tables(draw: st.DrawFn, most: int = 12) -> tuple[EmbeddingTable, ...]:
-    made = []
+    embeddings = []
     for number in range(draw(st.integers(1, most))):
         rows = draw(st.integers(1, 500))
         ranks, shares = synthetic.zipf(rows, draw(st.floats(0, 2)), points=8)
         dim, dtype = draw(st.sampled_from([4, 10, 64])), draw(st.sampled_from(["float32", "bfloat16"]))
-        made.append(
+        embeddings.append(
             EmbeddingTable(
                 f"t{number}", rows, dim, dtype, draw(st.floats(1, 50)), draw(st.floats(0, 1)), ranks=ranks,
                 shares=shares, state_bytes=draw(st.sampled_from([0, 4, 4 * dim])),
             )
         )  # fmt: skip
-    return tuple(made)
+    return tuple(embeddings)
 
 
 def held(wanted: PlacementRequest, plan: TablePlacement) -> None:
     """Every column lies once, in memory that is there, and the plan says truly what it takes."""
-    named = {one.name: one for one in wanted.tables}
+    named = {table.name: table for table in wanted.tables}
     for name, table in named.items():
-        mine = sorted((one.first, one.last) for one in plan.shards if one.table == name)
+        mine = sorted((shard.first, shard.last) for shard in plan.shards if shard.table == name)
         assert [first for first, _ in mine] == [0, *(last for _, last in mine[:-1])]
         assert mine[-1][1] == table.dim
     fast, slow, seconds = (np.zeros(wanted.devices) for _ in range(3))
@@ -75,7 +75,7 @@ def held(wanted: PlacementRequest, plan: TablePlacement) -> None:
 def test_every_plan_fits_and_says_what_it_takes(
     some: tuple[EmbeddingTable, ...], devices: int, percent: int, policy: str
 ) -> None:
-    total = sum(one.total_bytes for one in some)
+    total = sum(table.total_bytes for table in some)
     wanted = PlacementRequest(
         some, devices, MemoryTier(percent * total / 100 / devices, 1e12), MemoryTier(total, 1e10), 64, policy
     )
@@ -87,8 +87,8 @@ def test_every_plan_fits_and_says_what_it_takes(
 @settings(max_examples=12, deadline=None)
 @given(tables(most=6), st.integers(1, 60))
 def test_the_best_of_all_plans_is_found(some: tuple[EmbeddingTable, ...], percent: int) -> None:
-    total = sum(one.total_bytes for one in some)
-    assume(any(one.lookups for one in some))
+    total = sum(table.total_bytes for table in some)
+    assume(any(table.lookups for table in some))
     wanted = PlacementRequest(
         some, 2, MemoryTier(percent * total / 200, 1e12), MemoryTier(total, 1e10), 64, columns=0
     )
@@ -100,7 +100,7 @@ def test_the_best_of_all_plans_is_found(some: tuple[EmbeddingTable, ...], percen
         for where in product((0, 1), repeat=len(some))
     )
     # rows are whole in a plan and may be cut in the bound: at most a row of each table
-    row = max(one.row_bytes for one in some) * 64 * max(one.lookups for one in some) / 1e10
+    row = max(table.row_bytes for table in some) * 64 * max(table.lookups for table in some) / 1e10
     assert best * (1 - 1e-9) <= plan.slowest <= best * 1.0001 + row
     assert plan.slowest <= searched.slowest * (1 + 1e-9) <= best * 1.02 + row
     assert max(plan.pooled, plan.largest, plan.proven) <= best * (1 + 1e-6)
@@ -108,7 +108,7 @@ def test_the_best_of_all_plans_is_found(some: tuple[EmbeddingTable, ...], percen
 
 def test_the_solver_proves_what_the_search_finds() -> None:
     some = synthetic.tables("small")
-    total = sum(one.total_bytes for one in some)
+    total = sum(table.total_bytes for table in some)
     wanted = PlacementRequest(some, 4, MemoryTier(0.2 * total / 4, 1e12), MemoryTier(total, 1e10), 4096)
     plan, searched = decide(wanted), decide(replace(wanted, policy="search"))
     held(wanted, plan)
@@ -121,8 +121,8 @@ def test_the_solver_proves_what_the_search_finds() -> None:
 def test_a_solver_that_is_stopped_early_still_proves_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no plan is better than that of the search, too."""
     monkeypatch.setattr(milp, "NODES", 40)
-    some = tuple(replace(one, state_bytes=4) for one in synthetic.tables("rm2")[:24])
-    total = sum(one.total_bytes for one in some)
+    some = tuple(replace(table, state_bytes=4) for table in synthetic.tables("rm2")[:24])
+    total = sum(table.total_bytes for table in some)
     plan = decide(
         PlacementRequest(some, 4, MemoryTier(0.1 * total / 4, 2e12), MemoryTier(float(total), 26e9), 16_384)
     )
@@ -130,7 +130,7 @@ def test_a_solver_that_is_stopped_early_still_proves_a_bound(monkeypatch: pytest
 
 
 def test_a_table_that_holds_all_up_is_cut_into_columns() -> None:
-    small = tuple(EmbeddingTable(f"t{one}", 100, 64) for one in range(3))
+    small = tuple(EmbeddingTable(f"t{number}", 100, 64) for number in range(3))
     wanted = PlacementRequest(
         (EmbeddingTable("giant", 10_000, 64, pooling=100.0), *small),
         4,
@@ -139,10 +139,10 @@ def test_a_table_that_holds_all_up_is_cut_into_columns() -> None:
         64,
     )
     plan, whole = decide(wanted), decide(replace(wanted, columns=0))
-    assert len({one.device for one in plan.shards if one.table == "giant"}) == 4
-    assert len([one for one in whole.shards if one.table == "giant"]) == 1
+    assert len({shard.device for shard in plan.shards if shard.table == "giant"}) == 4
+    assert len([shard for shard in whole.shards if shard.table == "giant"]) == 1
     assert whole.slowest > 2 * plan.slowest
-    assert all(one.first % 4 == 0 for one in plan.shards)
+    assert all(shard.first % 4 == 0 for shard in plan.shards)
     larger = replace(wanted, slow=MemoryTier(1.2e6, 1e10))
     held(larger, decide(larger))
     with pytest.raises(UserError, match=r"table giant takes 2\.44 MiB, a device has .* this policy cuts no"):

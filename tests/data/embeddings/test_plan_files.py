@@ -62,4 +62,4 @@ def test_a_plan_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "plan.json", tmp_path / "taken"):
         with pytest.raises(HostError, match=f"{path} cannot be written: "):
             write_plan(path, TABLES, PLAN)
-    assert [one.name for one in tmp_path.iterdir()] == ["taken"]
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

@@ -33,13 +33,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_plan_is_kept_written_and_decided_anew(home: Path) -> None:
     out = home / "plan.json"
-    told = json.loads(plan("--synthetic", "small", "--policy", "lookup", "--out", out, "--json"))
+    report = json.loads(plan("--synthetic", "small", "--policy", "lookup", "--out", out, "--json"))
     tables = synthetic.tables("small")
-    found = read_plan(out, tables)
-    assert told["tables"] == len(tables) and len(told["plan"]["shards"]) == len(found.shards) == 16
-    assert told["summary"]["slow_accesses"] == told["emulated"]["raw"][1]
-    directory = Path(told["directory"])
-    assert read_plan(directory / "plan.json", tables) == found
+    placement = read_plan(out, tables)
+    assert report["tables"] == len(tables) and len(report["plan"]["shards"]) == len(placement.shards) == 16
+    assert report["summary"]["slow_accesses"] == report["emulated"]["raw"][1]
+    directory = Path(report["directory"])
+    assert read_plan(directory / "plan.json", tables) == placement
     [same] = replay(directory / NAME).parts
     [other] = replay(directory / NAME, "recshard").parts
     assert same.same == 1 and other.same == 0
@@ -49,9 +49,9 @@ def test_a_plan_is_kept_written_and_decided_anew(home: Path) -> None:
 
 def test_a_plan_for_statistics_is_shown(home: Path) -> None:
     write_statistics(home / "stats", synthetic.tables("small"), {})
-    told = " ".join(plan("--statistics", home / "stats", "--state-bytes", "4").split())
-    assert "16 tables, 248 MiB, on 2 devices of a100-80:1x2" in told
-    assert "recshard (milp): slowest device" in told and "largest shard alone" in told
+    text = " ".join(plan("--statistics", home / "stats", "--state-bytes", "4").split())
+    assert "16 tables, 248 MiB, on 2 devices of a100-80:1x2" in text
+    assert "recshard (milp): slowest device" in text and "largest shard alone" in text
 
 
 @pytest.mark.parametrize(

@@ -26,27 +26,27 @@ from windtunnel.data.embeddings.profile import mixed
 Bags = list[list[int | None] | None]
 RNG = np.random.default_rng(5)
 BAGS: Bags = [
-    None if draw < 0.2 else [int(one) for one in RNG.zipf(1.3, int(RNG.integers(0, 6))) % 97]
+    None if draw < 0.2 else [int(row) for row in RNG.zipf(1.3, int(RNG.integers(0, 6))) % 97]
     for draw in RNG.random(400)
 ]
 SINGLES = [None if draw < 0.1 else int(draw * 50) for draw in RNG.random(400)]
 DENSE = RNG.random(400).tolist()
 
 
-def held(found: profile.TableProfiles, name: str, bags: Bags) -> None:
+def held(profiles: profile.TableProfiles, name: str, bags: Bags) -> None:
     """The profile says of a feature what counting its bags one by one says."""
-    table = next(one for one in found.tables if one.name == name)
-    facts = found.facts[name]
-    kept = [[one for one in bag or () if one is not None] for bag in bags]
+    table = next(candidate for candidate in profiles.tables if candidate.name == name)
+    facts = profiles.facts[name]
+    kept = [[row for row in bag or () if row is not None] for bag in bags]
     lengths = sorted(len(bag) for bag in kept if bag)
-    truth = Counter(one for bag in kept for one in bag)
-    checked(found.tables, "here")
+    truth = Counter(row for bag in kept for row in bag)
+    checked(profiles.tables, "here")
     assert facts.samples == len(bags)
     assert facts.lookups == sum(lengths)
     assert table.coverage == len(lengths) / len(bags)
     assert table.pooling == (sum(lengths) / len(lengths) if lengths else 0)
     assert facts.rows_used == len(truth)
-    assert facts.null_ids == sum(one is None for bag in bags for one in bag or ())
+    assert facts.null_ids == sum(row is None for bag in bags for row in bag or ())
     if lengths:
         quantiles = [lengths[max(0, math.ceil(share * len(lengths)) - 1)] for share in profile.QUANTILES]
         assert facts.lengths == tuple(quantiles)
@@ -55,12 +55,12 @@ def held(found: profile.TableProfiles, name: str, bags: Bags) -> None:
         assert table.share(many) == pytest.approx(
             sum(counts[:many]) / max(1, sum(counts)), abs=facts.curve_error + 1e-9
         )
-    at = found.counts[name].of(np.arange(table.rows))
+    at = profiles.counts[name].of(np.arange(table.rows))
     assert at.tolist() == [truth[row] for row in range(table.rows)]
 
 
 def ones(values: list[int | None]) -> Bags:
-    return [None if one is None else [one] for one in values]
+    return [None if value is None else [value] for value in values]
 
 
 def arrow() -> pa.Table:
@@ -131,10 +131,10 @@ def test_logs_of_every_layout_are_read_alike(tmp_path: Path, writer: str) -> Non
 
 
 def read_alike(path: Path) -> None:
-    found = profile.profile([str(path)])
-    assert [one.name for one in found.tables] == ["f", "one"]
-    held(found, "f", BAGS)
-    held(found, "one", ones(SINGLES))
+    profiles = profile.profile([str(path)])
+    assert [table.name for table in profiles.tables] == ["f", "one"]
+    held(profiles, "f", BAGS)
+    held(profiles, "one", ones(SINGLES))
 
 
 def test_lists_of_every_kind(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def test_lists_of_every_kind(tmp_path: Path) -> None:
     with pa.ipc.new_stream(path, whole.schema) as stream:
         for batch in pa.concat_tables([whole, whole]).slice(1, 10).to_batches(max_chunksize=4):
             stream.write_batch(batch)
-    found = profile.profile([str(path)])
-    assert [one.name for one in found.tables] == ["coded", "large", "view", "fixed", "words", "deep"]
+    profiles = profile.profile([str(path)])
+    assert [table.name for table in profiles.tables] == ["coded", "large", "view", "fixed", "words", "deep"]
     flat: Bags = [[1, 2, 2], None, [], [7], [None, 3], [0]]
     for name in columns:
         if name != "text":
-            held(found, name, ({"fixed": pairs, "deep": flat}.get(name, bags) * 2)[1:11])
+            held(profiles, name, ({"fixed": pairs, "deep": flat}.get(name, bags) * 2)[1:11])
 
 
 BAG = st.none() | st.lists(st.none() | st.integers(0, 30), max_size=5)
@@ -184,15 +184,15 @@ def test_any_bags_are_counted_exactly(bags: Bags, group: int) -> None:
 def test_numpy_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "BATCH", 7)
     bags = [bag or [] for bag in BAGS[:100]]
-    flat = np.array([one for bag in bags for one in bag], np.uint32)
+    flat = np.array([row for bag in bags for row in bag], np.uint32)
     offsets = np.concatenate(([0], np.cumsum([len(bag) for bag in bags])))
     path = tmp_path / "log.npz"
     two = np.arange(200, dtype=np.int16).reshape(100, 2)
     for save in (np.savez, np.savez_compressed):
         save(path, **{"f.ids": flat, "f.offsets": offsets, "two.ids": two})
-        found = profile.profile([str(path)])
-        held(found, "f", list(bags))
-        held(found, "two", two.tolist())
+        profiles = profile.profile([str(path)])
+        held(profiles, "f", list(bags))
+        held(profiles, "two", two.tolist())
     for ids, starts, said in (
         (flat[:-1], offsets, "offsets do not rise from 0 to the"),
         (flat, offsets[::-1], "offsets do not rise"),
@@ -215,40 +215,40 @@ def test_drift_is_what_days_were_made_with(tmp_path: Path) -> None:
         order = synthetic.order(2000, 1, day=day, drift=0.25)
         offsets, ids = synthetic.draw(table, 9000, np.random.default_rng(day), order)
         np.savez(tmp_path / f"{day}.npz", **{"f.ids": ids, "f.offsets": offsets})
-    found = profile.profile([str(tmp_path / "*.npz")])
-    facts = found.facts["f"]
+    profiles = profile.profile([str(tmp_path / "*.npz")])
+    facts = profiles.facts["f"]
     assert (facts.hot_rows, facts.drift_stride, len(facts.windows)) == (20, 1, 4)
     assert (facts.windows[0].kept_share, facts.windows[0].overlap) == (None, None)
     days = [np.load(tmp_path / f"{day}.npz")["f.ids"] for day in range(4)]
     for window, day, before in zip(facts.windows[1:], days[1:], days, strict=False):
-        counts, earlier = (np.bincount(one, minlength=2000) for one in (day, before))
-        hot, was = (np.lexsort((np.arange(2000), -one))[:20] for one in (counts, earlier))
+        counts, earlier = (np.bincount(ids, minlength=2000) for ids in (day, before))
+        hot, was = (np.lexsort((np.arange(2000), -tally))[:20] for tally in (counts, earlier))
         assert window.lookups == len(day)
         assert window.hot_share == pytest.approx(counts[hot].sum() / len(day))
         assert window.kept_share == pytest.approx(counts[was].sum() / len(day))
         assert window.overlap == len(set(hot) & set(was)) / 20
     whole = np.bincount(np.concatenate(days), minlength=2000)
-    assert found.counts["f"].of(np.arange(2000)).tolist() == whole.tolist()
+    assert profiles.counts["f"].of(np.arange(2000)).tolist() == whole.tolist()
 
 
 def test_windows_of_a_huge_table_look_at_some_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "FULL", 300)
     for day in range(2):
         np.savez(tmp_path / f"{day}.npz", **{"f.ids": np.repeat(np.arange(1000), np.arange(1000) % 7)})
-    found = profile.profile([str(tmp_path)], rows={"f": 1000})
-    facts = found.facts["f"]
+    profiles = profile.profile([str(tmp_path)], rows={"f": 1000})
+    facts = profiles.facts["f"]
     assert (facts.drift_stride, facts.hot_rows) == (4, 2)
     assert facts.windows[1].overlap == 1
     assert facts.windows[1].lookups == (np.arange(0, 1000, 4) % 7).sum()
-    assert found.counts["f"].of(np.array([6, 7, 999])).tolist() == [12, 0, 10]
+    assert profiles.counts["f"].of(np.array([6, 7, 999])).tolist() == [12, 0, 10]
 
 
 def test_hashed_ids_and_the_rows_that_a_hash_leaves_unused(tmp_path: Path) -> None:
     values = np.random.default_rng(2).integers(-(2**63), 2**63, 20_000)
     np.savez(tmp_path / "log.npz", **{"f.ids": np.concatenate((values, values))})
     log = str(tmp_path / "log.npz")
-    found = profile.profile([log], rows={"*": 20_000}, hashes={"f": "splitmix64"})
-    facts = found.facts["f"]
+    profiles = profile.profile([log], rows={"*": 20_000}, hashes={"f": "splitmix64"})
+    facts = profiles.facts["f"]
     assert facts.rows_used / 20_000 == pytest.approx(1 - math.exp(-1), abs=0.01)
     assert facts.values is not None
     assert facts.values_error is not None
@@ -323,8 +323,8 @@ def test_encrypted_parquet_is_refused_by_name(tmp_path: Path) -> None:
             footer_key="k", column_keys={"c": ["one"]}, plaintext_footer=plain, double_wrapping=False
         )
         path = tmp_path / f"{number}.parquet"
-        made = factory.file_encryption_properties(encryption.KmsConnectionConfig(), settings)
-        with pq.ParquetWriter(path, arrow().schema, encryption_properties=made) as writer:
+        properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), settings)
+        with pq.ParquetWriter(path, arrow().schema, encryption_properties=properties) as writer:
             writer.write_table(arrow())
         with pytest.raises(UserError, match=rf"{number}\.parquet.* is encrypted, accepted is"):
             profile.profile([str(path)])
@@ -342,21 +342,21 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(np.lib.format, "write_array_header_1_0", interrupted)
         assert CliRunner().invoke(app, call).exit_code != 0
-    assert [one.name for one in tmp_path.iterdir()] == ["log.parquet"]
-    told = CliRunner().invoke(app, [*call, "--json"])
-    assert told.exit_code == 0, told.output
-    first = json.loads(told.stdout)["tables"][0]
-    lookups = sum(len(one or ()) for one in BAGS)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.parquet"]
+    reply = CliRunner().invoke(app, [*call, "--json"])
+    assert reply.exit_code == 0, reply.output
+    first = json.loads(reply.stdout)["tables"][0]
+    lookups = sum(len(bag or ()) for bag in BAGS)
     assert (first["name"], first["samples"], first["lookups"]) == ("f", 400, lookups)
-    found = read_statistics(out)
-    assert [(one.name, one.dim, one.dtype, one.sequence) for one in found.tables] == [
+    statistics = read_statistics(out)
+    assert [(table.name, table.dim, table.dtype, table.sequence) for table in statistics.tables] == [
         ("f", 16, "float16", True), ("one", 8, "float16", False),
     ]  # fmt: skip
-    assert found.tables[1].rows == 60
-    assert found.facts["f"]["lookups"] == first["lookups"]
-    truth = Counter(one for bag in BAGS for one in bag or ())
-    order = sorted(range(found.tables[0].rows), key=lambda row: (-truth[row], row))
-    assert found.order("f").tolist() == order
+    assert statistics.tables[1].rows == 60
+    assert statistics.facts["f"]["lookups"] == first["lookups"]
+    truth = Counter(row for bag in BAGS for row in bag or ())
+    order = sorted(range(statistics.tables[0].rows), key=lambda row: (-truth[row], row))
+    assert statistics.order("f").tolist() == order
     again = CliRunner().invoke(app, call)
     assert isinstance(again.exception, UserError)
     assert "is there already" in str(again.exception)

@@ -40,39 +40,39 @@ worlds = st.builds(
 )  # fmt: skip
 
 
-def totals(seen: ReplicationRequest) -> dict[tuple[int, int], tuple[float, float]]:
+def totals(request: ReplicationRequest) -> dict[tuple[int, int], tuple[float, float]]:
     """Seconds and bytes of memory of every pair of cuts."""
-    (table,) = seen.tables
+    (table,) = request.tables
     rows, p = replicas.segments(table)
-    time, held = replicas.seconds(seen, table, p), replicas.memory(seen, table, p)
-    found = {}
+    time, held = replicas.seconds(request, table, p), replicas.memory(request, table, p)
+    by_cuts = {}
     for hot, warm in combinations_with_replacement(range(table.rows + 1), 2):
         tiers = replicas.tiers_of(rows, Replicas(table.name, hot, warm))
-        found[hot, warm] = float((time * tiers).sum()), float((held * tiers).sum())
-    return found
+        by_cuts[hot, warm] = float((time * tiers).sum()), float((held * tiers).sum())
+    return by_cuts
 
 
 @settings(max_examples=60, deadline=None)
 @given(worlds, st.one_of(st.none(), st.floats(0, 1)))
-def test_no_pair_of_cuts_is_faster(seen: ReplicationRequest, room: float | None) -> None:
+def test_no_pair_of_cuts_is_faster(request: ReplicationRequest, room: float | None) -> None:
     """Within the room, all but the one row that it may leave half empty."""
-    all_ = totals(seen)
-    least, most = min(one[1] for one in all_.values()), max(one[1] for one in all_.values())
+    all_ = totals(request)
+    least, most = min(cost[1] for cost in all_.values()), max(cost[1] for cost in all_.values())
     limit = 2 * most if room is None else least + room * (most - least) + 1e-6
-    seen = replace(seen, memory=limit)
+    request = replace(request, memory=limit)
     try:
-        (cuts,) = decide(seen).tables
+        (cuts,) = decide(request).tables
     except UserError:
         # rows that are faster and smaller further up have gone up, and it is still too much
         assert limit < all_[0, 0][1]
         return
     time, held = all_[cuts.hot, cuts.warm]
     assert held <= limit * (1 + 1e-9)
-    assert held == pytest.approx(replicas.memory_of(seen, Replication((cuts,))))
-    (table,) = seen.tables
-    each = replicas.seconds(seen, table, replicas.segments(table)[1])
+    assert held == pytest.approx(replicas.memory_of(request, Replication((cuts,))))
+    (table,) = request.tables
+    each = replicas.seconds(request, table, replicas.segments(table)[1])
     slack = 0.0 if room is None else float((each.max(0) - each.min(0)).max())
-    best = min(one[0] for one in all_.values() if one[1] <= limit)
+    best = min(cost[0] for cost in all_.values() if cost[1] <= limit)
     assert time <= best + slack + 1e-9 * best
 
 
@@ -99,24 +99,24 @@ def test_rows_lie_where_the_layout_says(
 @pytest.mark.parametrize(("distinct", "sums"), [(True, False), (False, False), (False, True)])
 def test_what_is_expected_is_the_mean_of_what_is_counted(distinct: bool, sums: bool) -> None:
     tables = (zipf(30, 1.1, "a"), zipf(12, 0.1, "b", dim=8, pooling=3.0, sequence=False))
-    seen = ReplicationRequest(tables, 3, 2, 300e9, 25e9, 4.0, distinct, partial_sums=sums)
+    request = ReplicationRequest(tables, 3, 2, 300e9, 25e9, 4.0, distinct, partial_sums=sums)
     decision = Replication((Replicas("a", 3, 9), Replicas("b", 0, 0 if sums else 4)))
-    assert not sums or decide(seen).tables[1] == decision.tables[1]
-    bags = [{"b": np.arange(0, 12, 3)}] * seen.world
+    assert not sums or decide(request).tables[1] == decision.tables[1]
+    bags = [{"b": np.arange(0, 12, 3)}] * request.world
     draws = np.random.default_rng(0)
     p = [np.diff(table.shares) for table in tables]
     drawn = []
     for _ in range(120):
         batches = [
             {
-                one.name: draws.choice(one.rows, int(4 * one.pooling), p=q)
-                for one, q in zip(tables, p, strict=True)
+                table.name: draws.choice(table.rows, int(4 * table.pooling), p=q)
+                for table, q in zip(tables, p, strict=True)
             }
-            for _ in range(seen.world)
+            for _ in range(request.world)
         ]
-        drawn.append({k: v.mean(0) for k, v in traffic.exact(seen, decision, batches, bags).items()})
-    for phase, mean in traffic.expected(seen, decision).items():
-        assert np.mean([one[phase] for one in drawn], 0) == pytest.approx(mean, rel=0.03, abs=1), phase
+        drawn.append({k: v.mean(0) for k, v in traffic.exact(request, decision, batches, bags).items()})
+    for phase, mean in traffic.expected(request, decision).items():
+        assert np.mean([sent[phase] for sent in drawn], 0) == pytest.approx(mean, rel=0.03, abs=1), phase
 
 
 def test_replicas_need_no_memory_that_row_wise_sharding_would_not() -> None:
@@ -125,21 +125,21 @@ def test_replicas_need_no_memory_that_row_wise_sharding_would_not() -> None:
     table = EmbeddingTable("t", 200_000, 128, "float16", 1000.0, 1.0, True, ranks, shares)
     saved = []
     for distinct in (False, True):
-        seen = traffic.exchange(load_cluster("a100-80:16x8"), (table,), 512.0, distinct=distinct)
-        ours, rows = decide(seen), replicas.rowwise(seen)
-        assert replicas.memory_of(seen, ours) <= replicas.rowwise_memory(seen)
-        both = [traffic.expected(seen, one) for one in (ours, rows)]
+        request = traffic.exchange(load_cluster("a100-80:16x8"), (table,), 512.0, distinct=distinct)
+        ours, rows = decide(request), replicas.rowwise(request)
+        assert replicas.memory_of(request, ours) <= replicas.rowwise_memory(request)
+        both = [traffic.expected(request, replication) for replication in (ours, rows)]
         moved = [sum(sent[phase].sum() for phase in traffic.ALL_TO_ALL) for sent in both]
         saved.append(
-            (1 - moved[0] / moved[1], traffic.seconds(seen, both[1]) / traffic.seconds(seen, both[0]))
+            (1 - moved[0] / moved[1], traffic.seconds(request, both[1]) / traffic.seconds(request, both[0]))
         )
         assert (ours.tables[0].hot > 0) == (not distinct)
     assert saved[0][0] > 0.5 and saved[0][1] > 2 and saved[1][1] > 1
 
 
 def test_tables_that_do_not_fit_are_refused_with_the_sum() -> None:
-    seen = ReplicationRequest((zipf(1000, 1.0, dim=256),), 1, 2, 1e9, 1e9, 1.0, memory=1e5)
+    request = ReplicationRequest((zipf(1000, 1.0, dim=256),), 1, 2, 1e9, 1e9, 1.0, memory=1e5)
     with pytest.raises(UserError, match=r"memory is 97\.7 KiB a device, the tables with their buffers take"):
-        decide(seen)
+        decide(request)
     with pytest.raises(UserError, match="hosts is 0"):
-        decide(replace(seen, hosts=0))
+        decide(replace(request, hosts=0))

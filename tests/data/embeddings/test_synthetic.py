@@ -22,22 +22,22 @@ which are asked for (0, 1], (1, 2], (2, 4] ... (16384, 32768] and more times."""
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("rm1", 318), ("rm2", 635), ("rm3", 1270)])
 def test_models_of_recshard_have_their_published_sizes(name: str, gigabytes: int) -> None:
-    made = synthetic.tables(name)
-    checked(made, name)
-    assert len(made) == 397
-    assert sum(one.rows for one in made) == synthetic.ROWS[name]
-    assert sum(one.total_bytes for one in made) / 2**30 == pytest.approx(gigabytes, rel=0.002)
-    assert made == synthetic.tables(name)
-    assert made != synthetic.tables(name, 1)
-    assert np.mean([one.coverage for one in made]) == pytest.approx(0.45, abs=0.06)
-    assert np.mean([one.pooling for one in made]) == pytest.approx(26, abs=5)
+    tables = synthetic.tables(name)
+    checked(tables, name)
+    assert len(tables) == 397
+    assert sum(table.rows for table in tables) == synthetic.ROWS[name]
+    assert sum(table.total_bytes for table in tables) / 2**30 == pytest.approx(gigabytes, rel=0.002)
+    assert tables == synthetic.tables(name)
+    assert tables != synthetic.tables(name, 1)
+    assert np.mean([table.coverage for table in tables]) == pytest.approx(0.45, abs=0.06)
+    assert np.mean([table.pooling for table in tables]) == pytest.approx(26, abs=5)
 
 
 def test_larger_hashes_leave_more_rows_unused() -> None:
     def used(name: str) -> float:
-        made = synthetic.tables(name)
-        wanted = sum(one.ranks[-2] if one.shares[-2] == 1 else one.rows for one in made)
-        return wanted / sum(one.rows for one in made)
+        tables = synthetic.tables(name)
+        wanted = sum(table.ranks[-2] if table.shares[-2] == 1 else table.rows for table in tables)
+        return wanted / sum(table.rows for table in tables)
 
     assert used("rm1") > used("rm2") > used("rm3")
     assert used("rm1") == pytest.approx(1 - np.exp(-1), abs=0.15)
@@ -46,9 +46,9 @@ def test_larger_hashes_leave_more_rows_unused() -> None:
 def test_reuse_of_dlrm2021_is_the_published_histogram() -> None:
     edges = np.array([0, *(2.0**power for power in range(16))])
     share, distinct, lookups = np.zeros(17), 0.0, 0.0
-    for one in synthetic.tables("dlrm2021"):
-        ranks, shares = one.curve()
-        rows, wanted = np.diff(ranks), one.lookups * synthetic.SAMPLES_2021
+    for table in synthetic.tables("dlrm2021"):
+        ranks, shares = table.curve()
+        rows, wanted = np.diff(ranks), table.lookups * synthetic.SAMPLES_2021
         rate = wanted * np.diff(shares) / rows  # a row's lookups in the batch, which are Poisson's
         more = np.where(edges[:, None] > 0, gammainc(np.maximum(edges[:, None], 1e-9), rate), 1.0)
         share += -np.diff(np.vstack([more, np.zeros_like(rate)]), axis=0) @ (rows * rate)
@@ -69,8 +69,8 @@ def test_drawn_lookups_follow_curve_pooling_and_coverage() -> None:
     assert looked.max() < 3000
     assert np.mean(lengths > 0) == pytest.approx(0.3, abs=0.01)
     assert lengths[lengths > 0].mean() == pytest.approx(6.0, rel=0.02)
-    seen = np.cumsum(np.bincount(looked, minlength=5000)) / len(looked)
-    assert np.abs(seen - table.share(np.arange(1, 5001))).max() < 0.005
+    cumulative = np.cumsum(np.bincount(looked, minlength=5000)) / len(looked)
+    assert np.abs(cumulative - table.share(np.arange(1, 5001))).max() < 0.005
     order = synthetic.order(5000, 3)
     again, ids = synthetic.draw(table, samples, np.random.default_rng(1), order)
     assert (again == offsets).all()
@@ -93,8 +93,8 @@ def test_curves_are_concave_and_orders_permutations(rows: int, exponent: float, 
 
 def test_days_drift_by_the_share_that_is_asked_for() -> None:
     days = [synthetic.order(10_000, 1, day=day, drift=0.1) for day in range(3)]
-    assert [(one != other).mean() for one, other in pairwise(days)] == [0.1, 0.1]
-    hot = [set(one[:1000].tolist()) for one in days]
+    assert [(order != other).mean() for order, other in pairwise(days)] == [0.1, 0.1]
+    hot = [set(order[:1000].tolist()) for order in days]
     assert len(hot[0] & hot[1]) == pytest.approx(910, abs=25)  # of those that move, one in ten stays hot
 
 

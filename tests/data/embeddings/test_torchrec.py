@@ -20,7 +20,7 @@ pytestmark = pytest.mark.conformance
 
 MODULES = ("torchrec.distributed.model_parallel", "torchrec.distributed.planner", "torchrec.models.dlrm")
 TABLES = synthetic.tables("small")
-TOTAL = sum(one.total_bytes for one in TABLES)
+TOTAL = sum(table.total_bytes for table in TABLES)
 PLAN = decide(
     PlacementRequest(TABLES, 4, MemoryTier(0.2 * TOTAL / 4, 1e12), MemoryTier(TOTAL, 1e10), 4096, "search")
 )
@@ -38,13 +38,14 @@ def test_torchrec_takes_our_plans_and_statistics() -> None:
 def test_a_sharding_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "sharding.json"
     write_sharding(path, TABLES, PLAN)
-    found = read_sharding(path)
-    assert found == shardings(TABLES, PLAN)
-    cached = {name: one for name, one in found.items() if one.compute_kernel == "fused_uvm_caching"}
-    assert cached and all(0 < one.load_factor < 1 for one in cached.values() if one.load_factor)
+    sharding = read_sharding(path)
+    assert sharding == shardings(TABLES, PLAN)
+    cached = {name: entry for name, entry in sharding.items() if entry.compute_kernel == "fused_uvm_caching"}
+    assert cached and all(0 < entry.load_factor < 1 for entry in cached.values() if entry.load_factor)
     # the caches take the memory that the plan has given
     fast = sum(
-        one.rows * one.dim * 4 * (one.load_factor or one.compute_kernel == "fused") for one in found.values()
+        entry.rows * entry.dim * 4 * (entry.load_factor or entry.compute_kernel == "fused")
+        for entry in sharding.values()
     )
     assert fast == pytest.approx(sum(PLAN.fast_bytes))
     path.write_text(json.dumps({"a": {"rows": 1}}))

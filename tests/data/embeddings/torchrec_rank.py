@@ -58,16 +58,16 @@ def rows_values(weight: torch.Tensor) -> torch.Tensor:
 def collection(tables: tuple[EmbeddingTable, ...], device: str) -> EmbeddingBagCollection:
     configs = [
         EmbeddingBagConfig(
-            num_embeddings=one.rows, embedding_dim=one.dim, name=one.name, feature_names=[one.name],
+            num_embeddings=table.rows, embedding_dim=table.dim, name=table.name, feature_names=[table.name],
             init_fn=rows_values if device == "cpu" else None,
         )
-        for one in tables
+        for table in tables
     ]  # fmt: skip
     return EmbeddingBagCollection(tables=configs, device=torch.device(device))
 
 
 def planner_takes_our_statistics() -> None:
-    tables = tuple(replace(one, rows=one.rows) for one in TABLES)
+    tables = tuple(replace(table, rows=table.rows) for table in TABLES)
     for reservation in (FixedPercentageStorageReservation(0.0), HeuristicalStorageReservation(0.05)):
         planner = EmbeddingShardingPlanner(
             topology=Topology(
@@ -76,24 +76,24 @@ def planner_takes_our_statistics() -> None:
             batch_size=SAMPLES, storage_reservation=reservation, debug=False,
             proposer=EmbeddingOffloadScaleupProposer(),
             constraints={
-                one.name: ParameterConstraints(
+                table.name: ParameterConstraints(
                     compute_kernels=[EmbeddingComputeKernel.FUSED_UVM_CACHING.value],
-                    sharding_types=["table_wise"], pooling_factors=[one.pooling],
-                    cache_params=CacheParams(load_factor=0.1, stats=cache_statistics(one, 4 * SAMPLES)),
+                    sharding_types=["table_wise"], pooling_factors=[table.pooling],
+                    cache_params=CacheParams(load_factor=0.1, stats=cache_statistics(table, 4 * SAMPLES)),
                 )
-                for one in tables
+                for table in tables
             },
         )  # fmt: skip
-        made = planner.plan(collection(tables, "meta"), [EmbeddingBagCollectionSharder()])
-        [found] = made.plan.values()
-        kinds = {name: (one.compute_kernel, one.cache_params) for name, one in found.items()}
+        plan = planner.plan(collection(tables, "meta"), [EmbeddingBagCollectionSharder()])
+        [sharding] = plan.plan.values()
+        kinds = {name: (entry.compute_kernel, entry.cache_params) for name, entry in sharding.items()}
         # it has memory to spare, and gives it to caches by what they would miss
         assert any(kernel == "fused" or cache.load_factor > 0.1 for kernel, cache in kinds.values()), kinds
 
 
 def statistics_are_a_curve() -> None:
     curve = cache_statistics(TABLES[0], 64)
-    missed = [curve.expected_miss_rate(float(one)) for one in np.linspace(0, 1, 21)]
+    missed = [curve.expected_miss_rate(float(share)) for share in np.linspace(0, 1, 21)]
     assert missed[0] == 1 and missed[-1] == 0 and (np.diff(missed) < 0).all()
     # a cache of a tenth misses less than a tenth less
     assert 0 < curve.expected_miss_rate(0.1) < 0.9 and 0 < curve.cacheability < 0.5
@@ -103,24 +103,24 @@ def statistics_are_a_curve() -> None:
 def plans_are_those_that_torchrec_constructs() -> None:
     plan, kernels = decide(WANTED), set[str]()
     for device in ("cpu", "cuda"):
-        found = shardings(TABLES, plan, device)
-        kernels |= {one.compute_kernel for one in found.values()}
-        ours = sharding_plan(found, device)
+        sharding = shardings(TABLES, plan, device)
+        kernels |= {entry.compute_kernel for entry in sharding.values()}
+        ours = sharding_plan(sharding, device)
         wanted = {
-            name: table_wise(one.ranks[0], compute_kernel=one.compute_kernel)
-            if one.sharding_type == "table_wise"
-            else column_wise(ranks=[*one.ranks], size_per_rank=None, compute_kernel=one.compute_kernel)
-            for name, one in found.items()
+            name: table_wise(entry.ranks[0], compute_kernel=entry.compute_kernel)
+            if entry.sharding_type == "table_wise"
+            else column_wise(ranks=[*entry.ranks], size_per_rank=None, compute_kernel=entry.compute_kernel)
+            for name, entry in sharding.items()
         }
         theirs = construct_module_sharding_plan(
             collection(TABLES, "meta"), wanted, EmbeddingBagCollectionSharder(), WORLD, WORLD, device
         )
-        for name, one in theirs.items():
+        for name, entry in theirs.items():
             mine = ours[name]
             assert (mine.sharding_type, mine.compute_kernel, mine.ranks) == (
-                one.sharding_type, one.compute_kernel, one.ranks,
+                entry.sharding_type, entry.compute_kernel, entry.ranks,
             ), name  # fmt: skip
-            assert mine.sharding_spec == one.sharding_spec, name
+            assert mine.sharding_spec == entry.sharding_spec, name
     assert kernels >= {"fused", "fused_uvm_caching"}, kernels
 
 
@@ -131,9 +131,9 @@ def a_dlrm_is_sharded_as_planned() -> None:
     whole = DLRM(bags, dense_in_features=4, dense_arch_layer_sizes=[8, DIM], over_arch_layer_sizes=[8, 1])
     torch.nn.init.constant_(whole.over_arch.model[-1].bias, 0.1)
     model = copy.deepcopy(whole)
-    found = shardings(TABLES, decide(WANTED), "cpu")
-    assert found["giant"].sharding_type == "column_wise" and found["b"].sharding_type == "table_wise"
-    plan = sharding_plan(found, "cpu")
+    sharding = shardings(TABLES, decide(WANTED), "cpu")
+    assert sharding["giant"].sharding_type == "column_wise" and sharding["b"].sharding_type == "table_wise"
+    plan = sharding_plan(sharding, "cpu")
     plan |= construct_module_sharding_plan(
         collection(tables[-1:], "cpu"), {"shared": data_parallel()}, EmbeddingBagCollectionSharder(), WORLD,
         WORLD, "cpu",
@@ -145,12 +145,12 @@ def a_dlrm_is_sharded_as_planned() -> None:
     )  # fmt: skip
     rng = np.random.default_rng(dist.get_rank())
     lengths, values = [], []
-    for one in tables:
-        offsets, ranks = synthetic.draw(one, SAMPLES, rng)
+    for table in tables:
+        offsets, ranks = synthetic.draw(table, SAMPLES, rng)
         lengths.append(torch.tensor(np.diff(offsets)))
         values.append(torch.tensor(ranks))
     batch = KeyedJaggedTensor(
-        keys=[one.name for one in tables], values=torch.cat(values), lengths=torch.cat(lengths)
+        keys=[table.name for table in tables], values=torch.cat(values), lengths=torch.cat(lengths)
     )
     dense = torch.ones(SAMPLES, 4)
     expected = whole(dense, batch)

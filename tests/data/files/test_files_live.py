@@ -42,7 +42,9 @@ def test_hosts_have_what_is_written_when_the_primary_is_lost_and_comes_again(sta
         host.stop()
     contents = [check(Path(host.spec.folder)) for host in hosts]
     assert contents[0].digests == contents[1].digests == contents[2].digests
-    assert set(contents[0].digests) == {"/", "/d", "/g", "/h"} and not any(one.damage for one in contents)
+    assert set(contents[0].digests) == {"/", "/d", "/g", "/h"} and not any(
+        content.damage for content in contents
+    )
 
 
 def test_fewer_hosts_than_an_fsync_needs(start: Any) -> None:

@@ -102,8 +102,8 @@ def test_two_hosts_that_hear_each_other_never_both_take_over(
             for place, name in enumerate(NAMES)
             if name != me
         )  # fmt: skip
-        seen = ChainView(me, written, 4, NAMES, others, 2, leads and index == 0, able)
-        decision = decide(seen)
+        view = ChainView(me, written, 4, NAMES, others, 2, leads and index == 0, able)
+        decision = decide(view)
         if decision.act == "change":
             assert decision.chain[0] == me and decision.epoch == 5
             takers.append(me)

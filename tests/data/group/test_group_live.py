@@ -25,12 +25,12 @@ from windtunnel.store.eventlog import EventLog, LogFailed, read
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Replicas]:
-    with replicas(tmp_path) as found:
-        yield found
+    with replicas(tmp_path) as three:
+        yield three
 
 
 def everywhere(group: ReplicationGroup, offset: int, length: int) -> bytes:
-    (content,) = {group.read(one, offset, length) for one in group.members}
+    (content,) = {group.read(member, offset, length) for member in group.members}
     return content
 
 
@@ -66,11 +66,11 @@ def test_all_operations_between_hosts(tmp_path: Path) -> None:
     net = network.Network(f"group-{os.getpid()}")
     try:
         places = [net.add(f"h{number}") for number in range(3)]
-        with replicas(tmp_path, "abc", places) as found, found.group(journal=JOURNAL) as group:
+        with replicas(tmp_path, "abc", places) as copies, copies.group(journal=JOURNAL) as group:
             all_operations(group)
-            found.engines["m1"].stop()
+            copies.engines["m1"].stop()
             with group.repair() as rest:
-                assert [one.name for one in rest.members] == ["m0", "m2"]
+                assert [member.name for member in rest.members] == ["m0", "m2"]
                 assert rest.cas(64, 7, 8).result() == (7, 7)
     finally:
         net.close()
@@ -132,7 +132,7 @@ def test_a_group_goes_on_after_a_loss_and_takes_back_who_was_away(three: Replica
         with pytest.raises(GroupHalted):
             group.flush()
         rest = group.repair()
-    assert [one.name for one in rest.members] == ["m0", "m2"]
+    assert [member.name for member in rest.members] == ["m0", "m2"]
     rest.write(3 << 20, b"after").result()
     three.start("m1")
     with three.group(epoch=rest.epoch + 1, log=log) as whole:
@@ -232,7 +232,7 @@ def test_a_frozen_member_is_found_out_and_changes_nothing_later(three: Replicas)
         pending[-1].result()
     assert halted.value.members == ("m1",)
     with group.repair() as rest:
-        assert [one.name for one in rest.members] == ["m0", "m2"]
+        assert [member.name for member in rest.members] == ["m0", "m2"]
         rest.write(0, b"y" * 30).result()
         os.kill(frozen, signal.SIGCONT)
         with three.group(epoch=3) as whole:

@@ -20,61 +20,63 @@ standing = st.builds(
 @st.composite
 def observations(draw: st.DrawFn) -> Observation:
     members = draw(st.lists(standing, min_size=1, max_size=6))
-    named = tuple(MemberState(**{**one.__dict__, "name": NAMES[place]}) for place, one in enumerate(members))
+    named = tuple(
+        MemberState(**{**member.__dict__, "name": NAMES[place]}) for place, member in enumerate(members)
+    )
     return Observation(4, named, draw(st.sampled_from(["", "x", "y"])), draw(st.integers(1, 3)), 64)
 
 
 def alike(chain: tuple[str, ...], domain: dict[str, str]) -> int:
-    return sum(domain[one] == domain[other] for one, other in pairwise(chain))
+    return sum(domain[name] == domain[other] for name, other in pairwise(chain))
 
 
 @given(observations(), st.sampled_from(sorted(POLICIES)))
-def test_whoever_answers_is_in_the_chain_or_there_is_none(seen: Observation, policy: str) -> None:
-    made = POLICIES[policy](seen)
-    here = {one.name: one for one in seen.members if one.answers}
-    assert set(made.dropped) == {one.name for one in seen.members} - here.keys()
-    whole = [one for one in here.values() if not one.torn]
-    if len(here) < seen.least or not whole:
-        assert not made.chain and made.reason
+def test_whoever_answers_is_in_the_chain_or_there_is_none(observation: Observation, policy: str) -> None:
+    decision = POLICIES[policy](observation)
+    here = {member.name: member for member in observation.members if member.answers}
+    assert set(decision.dropped) == {member.name for member in observation.members} - here.keys()
+    whole = [member for member in here.values() if not member.torn]
+    if len(here) < observation.least or not whole:
+        assert not decision.chain and decision.reason
         return
-    assert sorted(made.chain) == sorted(here)
-    source = here[made.source]
+    assert sorted(decision.chain) == sorted(here)
+    source = here[decision.source]
     assert not source.torn
-    assert (source.epoch, source.sequence) == max((one.epoch, one.sequence) for one in whole)
-    assert made.sequence == source.sequence
-    assert made.window == (8 if any(one.room for one in here.values()) else 64)
+    assert (source.epoch, source.sequence) == max((member.epoch, member.sequence) for member in whole)
+    assert decision.sequence == source.sequence
+    assert decision.window == (8 if any(member.room for member in here.values()) else 64)
 
 
 @given(observations())
-def test_a_region_that_may_differ_from_the_source_is_compared(seen: Observation) -> None:
-    made = decide(seen)
-    here = {one.name: one for one in seen.members}
-    for name in made.chain:
-        one, source = here[name], here[made.source]
-        if name != made.source and (
-            one.torn
-            or (one.epoch, one.sequence) != (source.epoch, source.sequence)
-            or (not one.steady and one.fenced)
+def test_a_region_that_may_differ_from_the_source_is_compared(observation: Observation) -> None:
+    decision = decide(observation)
+    here = {member.name: member for member in observation.members}
+    for name in decision.chain:
+        member, source = here[name], here[decision.source]
+        if name != decision.source and (
+            member.torn
+            or (member.epoch, member.sequence) != (source.epoch, source.sequence)
+            or (not member.steady and member.fenced)
         ):
-            assert name in made.compare
-    assert made.source not in made.compare
+            assert name in decision.compare
+    assert decision.source not in decision.compare
 
 
 @given(observations())
-def test_no_order_has_fewer_neighbours_of_one_domain(seen: Observation) -> None:
-    made = decide(seen)
-    domain = {one.name: one.domain for one in seen.members}
-    if not made.chain:
+def test_no_order_has_fewer_neighbours_of_one_domain(observation: Observation) -> None:
+    decision = decide(observation)
+    domain = {member.name: member.domain for member in observation.members}
+    if not decision.chain:
         return
-    if local := [name for name in made.chain if domain[name] == seen.coordinator]:
-        assert made.chain[0] in local
-    begins = seen.coordinator if local else None
+    if local := [name for name in decision.chain if domain[name] == observation.coordinator]:
+        assert decision.chain[0] in local
+    begins = observation.coordinator if local else None
     best = min(
         alike(order, domain)
-        for order in permutations(made.chain)
+        for order in permutations(decision.chain)
         if begins is None or domain[order[0]] == begins
     )
-    assert alike(made.chain, domain) == best
+    assert alike(decision.chain, domain) == best
 
 
 def test_new_regions_are_not_compared_and_equal_ones_neither() -> None:

@@ -42,10 +42,10 @@ def test_the_policy_is_asked_after_each_loss() -> None:
 
 def test_what_a_chain_costs() -> None:
     members = [MemberState(name, domain, size=4096) for name, domain in zip("abcd", "xxyy", strict=True)]
-    seen = Observation(1, tuple(members), "y")
-    assert cost(seen, decide(seen)) == {
+    observation = Observation(1, tuple(members), "y")
+    assert cost(observation, decide(observation)) == {
         "copies between domains": 3.0, "copies until two domains": 2.0, "bytes compared": 0.0,
     }  # fmt: skip
-    assert cost(seen, as_given(seen))["copies until two domains"] == 3.0
+    assert cost(observation, as_given(observation))["copies until two domains"] == 3.0
     torn = Observation(2, (*members[:3], MemberState("d", "y", True, 1, torn=True, size=4096)))
     assert cost(torn, decide(torn))["bytes compared"] == 4096.0

@@ -13,18 +13,18 @@ def history(seed: int, count: int, *, stale: bool) -> list[Operation]:
     answers what was overwritten before it began."""
     rng = np.random.default_rng(seed)
     points = np.sort(rng.random(count))
-    value, found, before = 0, list[Operation](), list[int]()
+    value, operations, before = 0, list[Operation](), list[int]()
     for number, at in enumerate(points, 1):
         began, ended = at - 0.02 * rng.random(), at + 0.02 * rng.random()
         kind = ("read", "write", "cas")[rng.integers(3)]
         expected = value if rng.random() < 0.5 else -1
-        found.append(Operation(kind, began, ended, expected, number, None if kind == "write" else value))
+        operations.append(Operation(kind, began, ended, expected, number, None if kind == "write" else value))
         if kind == "write" or (kind == "cas" and expected == value):
             before.append(value)
             value = number
     if stale:
-        found.append(Operation("read", 2.0, 2.1, result=before[len(before) // 2]))
-    return found
+        operations.append(Operation("read", 2.0, 2.1, result=before[len(before) // 2]))
+    return operations
 
 
 @pytest.mark.parametrize("seed", range(5))

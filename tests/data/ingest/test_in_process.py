@@ -30,12 +30,12 @@ def secret(tmp_path: Path) -> Path:
 
 
 def rows(batches: Any, most: int | None = None) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     for number, batch in enumerate(batches, 1):
-        found += batch["row"].tolist()
+        numbers += batch["row"].tolist()
         if number == most:
             break
-    return found
+    return numbers
 
 
 def test_batches_and_their_order_are_those_of_the_service(
@@ -48,9 +48,9 @@ def test_batches_and_their_order_are_those_of_the_service(
         for _ in range(session.epochs):
             ours, theirs = list(here), list(there)
             assert len(ours) == len(theirs)
-            for one, other in zip(ours, theirs, strict=True):
-                assert torch.equal(one["row"], other["row"]) and torch.equal(one["x"], other["x"])
-                assert all(map(torch.equal, one["ids"], other["ids"]))
+            for batch, other in zip(ours, theirs, strict=True):
+                assert torch.equal(batch["row"], other["row"]) and torch.equal(batch["x"], other["x"])
+                assert all(map(torch.equal, batch["ids"], other["ids"]))
             orders.append(rows(ours))
             assert here.state_dict() == there.state_dict()
             assert (here.counts.steps, here.counts.rows) == (there.counts.steps, there.counts.rows)
@@ -88,21 +88,21 @@ def test_what_was_handed_out_is_not_handed_out_again(
         assert again.state_dict() == state
         assert before + rows(again) == straight
     other = IngestDataset(session, workers=0)
-    found = rows(other, 21)
+    numbers = rows(other, 21)
     with serving(session, tmp_path / "m") as master:
         service = IngestDataset(master.address, secret)
         service.load_state_dict(other.state_dict())
-        found += rows(service, 21)
+        numbers += rows(service, 21)
         other.load_state_dict(service.state_dict())
         service.close()
-    assert whole(found + rows(other))
+    assert whole(numbers + rows(other))
 
 
 def test_ranks_share_the_splits(session: IngestSession) -> None:
-    found = [rows(IngestDataset(session, workers=0, rank=rank, world=3)) for rank in range(3)]
-    assert all(found) and whole([row for one in found for row in one])
+    by_rank = [rows(IngestDataset(session, workers=0, rank=rank, world=3)) for rank in range(3)]
+    assert all(by_rank) and whole([row for numbers in by_rank for row in numbers])
     many = [rows(IngestDataset(session, workers=0, rank=rank, world=20)) for rank in range(20)]
-    assert [] in many and whole([row for one in many for row in one]), "there are 16 splits"
+    assert [] in many and whole([row for numbers in many for row in numbers]), "there are 16 splits"
 
 
 def test_splits_that_the_filter_empties(session: IngestSession) -> None:

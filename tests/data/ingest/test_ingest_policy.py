@@ -81,13 +81,13 @@ def test_what_is_read_ahead_is_had_by_who_read_it() -> None:
 
 def test_workers_that_are_all_busy_while_trainers_wait_are_too_few_at_once() -> None:
     slow = LoadHistory(5.0, 40.0, 0.1, 40.0, 4.0)
-    seen = PoolLoad(ScalingBounds(1, 8), 1.0, 10, 0.7, 0.0, 10, 1.0, 1, 1, 9.0, 9.0, slow)
-    made = decide(seen)
-    assert isinstance(made, PoolSize) and made.workers == 2
-    made = decide(replace(seen, workers=3, ready=3, busy=2.95, consumed=29, produced=29, stalled=0.05))
-    assert isinstance(made, PoolSize) and made.workers == 4
-    made = decide(replace(seen, workers=3, ready=3, busy=1.5, consumed=15, produced=15, stalled=0.05))
-    assert isinstance(made, PoolSize) and made.workers == 3, "more would wait for the trainer, too"
+    load = PoolLoad(ScalingBounds(1, 8), 1.0, 10, 0.7, 0.0, 10, 1.0, 1, 1, 9.0, 9.0, slow)
+    size = decide(load)
+    assert isinstance(size, PoolSize) and size.workers == 2
+    size = decide(replace(load, workers=3, ready=3, busy=2.95, consumed=29, produced=29, stalled=0.05))
+    assert isinstance(size, PoolSize) and size.workers == 4
+    size = decide(replace(load, workers=3, ready=3, busy=1.5, consumed=15, produced=15, stalled=0.05))
+    assert isinstance(size, PoolSize) and size.workers == 3, "more would wait for the trainer, too"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_workers_that_are_all_busy_while_trainers_wait_are_too_few_at_once() -> 
     ],
 )
 def test_ends(ends: str, peer: PeerClient, open_: int, decided: object) -> None:
-    seen = ask(ends=ends, world=2, clients=2, steps=4, left=0, split=-1, open=open_, peers=(peer,))
-    assert decide(seen) == decided
+    request = ask(ends=ends, world=2, clients=2, steps=4, left=0, split=-1, open=open_, peers=(peer,))
+    assert decide(request) == decided
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=9), st.integers(1, 4), st.integers(0, 2**32))
@@ -127,9 +127,9 @@ def test_ranks_that_drop_take_equally_many_steps_and_wait_for_no_batch(
                 assert ready[rank] >= 0
             case "ask" if last < 0:
                 batches = tuple(map(sum, zip(steps, ready, strict=True)))
-                made = decide(RankProgress(world, batches, tuple(not one for one in coming), len(todo)))
-                assert isinstance(made, StepLimit) and made.steps >= until[rank]
-                until[rank], last = made.steps, made.steps if made.last else last
+                limit = decide(RankProgress(world, batches, tuple(not count for count in coming), len(todo)))
+                assert isinstance(limit, StepLimit) and limit.steps >= until[rank]
+                until[rank], last = limit.steps, limit.steps if limit.last else last
             case "ask":
                 until[rank] = last
     assert set(steps) == {last} and not todo
@@ -148,18 +148,18 @@ loads = st.builds(
 
 
 @given(loads)
-def test_scaling_is_bounded_and_gentle(seen: PoolLoad) -> None:
-    made = decide(seen)
-    assert isinstance(made, PoolSize)
-    known = seen.settings
-    assert known.least <= made.workers <= known.most
-    assert made.workers <= max(2 * seen.workers, known.least)
-    assert made.workers >= min(seen.workers - 1, known.most)
-    if made.workers > max(seen.workers, known.least):
-        assert made.memory.starved > 0 and seen.up >= known.start
-    if made.workers < min(seen.workers, known.most):
-        assert min(seen.up, seen.down) >= known.cooldown
-    assert math.isfinite(made.memory.demand) and made.memory.demand >= 0
+def test_scaling_is_bounded_and_gentle(load: PoolLoad) -> None:
+    size = decide(load)
+    assert isinstance(size, PoolSize)
+    known = load.settings
+    assert known.least <= size.workers <= known.most
+    assert size.workers <= max(2 * load.workers, known.least)
+    assert size.workers >= min(load.workers - 1, known.most)
+    if size.workers > max(load.workers, known.least):
+        assert size.memory.starved > 0 and load.up >= known.start
+    if size.workers < min(load.workers, known.most):
+        assert min(load.up, load.down) >= known.cooldown
+    assert math.isfinite(size.memory.demand) and size.memory.demand >= 0
 
 
 def test_who_leaves() -> None:
@@ -193,14 +193,14 @@ def test_what_a_client_reads_ahead_goes_before_what_others_do() -> None:
 def test_the_twin_is_fed_and_does_not_oscillate(demand: object, noise: float) -> None:
     settings = ScalingBounds(1, 16, start=2.0, cooldown=10.0)
     seconds = 180
-    found = twin.run(
+    report = twin.run(
         demand, seconds, np.random.default_rng(3), world=twin.IngestWorld(noise=noise), settings=settings
     )  # type: ignore[arg-type]
-    assert np.mean(found.stalled[-40:]) <= 0.02
-    assert np.mean(found.stalled[20:60]) <= 0.05
-    assert found.reversals <= 1 + seconds / settings.cooldown / 4
+    assert np.mean(report.stalled[-40:]) <= 0.02
+    assert np.mean(report.stalled[20:60]) <= 0.05
+    assert report.reversals <= 1 + seconds / settings.cooldown / 4
     wanted = math.ceil(demand(seconds) / 10 / math.exp(-2 * noise))  # type: ignore[operator]
-    assert found.workers[-1] <= wanted + 3
+    assert report.workers[-1] <= wanted + 3
 
 
 def test_the_twin_is_deterministic_and_a_static_pool_starves() -> None:

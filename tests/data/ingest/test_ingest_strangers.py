@@ -40,14 +40,14 @@ def main():
     folder = Path(sys.argv[1])
     session = replace(table(folder), epochs=9)
     process, address = started(session, folder / "m", MasterSettings(workers=1, every=0.05))
-    secret, told = folder / "m" / "secret", {}
+    secret, report = folder / "m" / "secret", {}
 
     def rows(batches):
         return [row for batch in batches for row in batch["row"].tolist()]
 
     dataset = IngestDataset(address, secret)
     # forked loaders first: this process has used no Flight yet
-    told["loader"] = rows(DataLoader(dataset, batch_size=None, num_workers=2))
+    report["loader"] = rows(DataLoader(dataset, batch_size=None, num_workers=2))
     loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
     batches = iter(loader)
     before = rows(next(batches) for _ in range(30))
@@ -55,29 +55,29 @@ def main():
     del batches
     loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
     loader.load_state_dict(state)
-    told["resumed"] = before + rows(loader)
+    report["resumed"] = before + rows(loader)
 
     # one that the trainer holds itself
     alone = IngestDataset(address, secret)
-    told["alone"] = rows(alone)
+    report["alone"] = rows(alone)
     batches = iter(alone)
     batch = next(batches)
-    told["shares"] = batch["x"].dtype == torch.float32 and not batch["x"].isnan().any().item()
+    report["shares"] = batch["x"].dtype == torch.float32 and not batch["x"].isnan().any().item()
     batches.close()
     rest = rows(alone)
-    told["closed"] = batch["row"].tolist() + rest
+    report["closed"] = batch["row"].tolist() + rest
 
     keyed = next(iter(IngestDataset(address, secret, keyed="sparse", ordered=True)))["sparse"]
-    told["keys"] = keyed.keys(), keyed["ids"].lengths().tolist()[:6]
+    report["keys"] = keyed.keys(), keyed["ids"].lengths().tolist()[:6]
 
     import lightning
 
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.layer, self.seen = torch.nn.Linear(1, 1), []
+            self.layer, self.rows = torch.nn.Linear(1, 1), []
         def training_step(self, batch, index):
-            self.seen += batch["row"].tolist()
+            self.rows += batch["row"].tolist()
             return self.layer(batch["x"][:, None]).mean()
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-3)
@@ -92,10 +92,10 @@ def main():
         max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=folder, accelerator="cpu",
     ).fit(module, Data())
-    told["lightning"] = module.seen
+    report["lightning"] = module.rows
     process.send_signal(signal.SIGTERM)
     process.communicate()
-    Path(sys.argv[2]).write_text(json.dumps(told))
+    Path(sys.argv[2]).write_text(json.dumps(report))
 
 if __name__ == "__main__":
     main()
@@ -112,10 +112,10 @@ def test_loaders_and_trainers(tmp_path: Path) -> None:
         [sys.executable, program, tmp_path, out], env=env, capture_output=True, text=True, timeout=380
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(out.read_text())
+    report = json.loads(out.read_text())
     for name in ("loader", "resumed", "alone", "closed", "lightning"):
-        assert whole(told[name]), name
-    assert told["shares"] and told["keys"] == [["ids"], [0, 1, 2, 0, 1, 2]]
+        assert whole(report[name]), name
+    assert report["shares"] and report["keys"] == [["ids"], [0, 1, 2, 0, 1, 2]]
 
 
 DEMO = [sys.executable, "-c", "from windtunnel.cli.main import main; main()", "ingest", "demo"]
@@ -130,7 +130,7 @@ def test_nothing_is_left_of_a_demo(how: signal.Signals, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    started = until(lambda: found if len(found := descendants(process.pid)) >= 2 else [])
+    started = until(lambda: pids if len(pids := descendants(process.pid)) >= 2 else [])
     until(lambda: list(tmp_path.glob("*/ingest/progress.log")))
     process.send_signal(how)
     process.communicate(timeout=60)

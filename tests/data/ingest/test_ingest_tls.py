@@ -46,8 +46,8 @@ def test_with_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         dataset = IngestDataset(plain, tls=mine.paths)
         assert whole([row for batch in dataset for row in batch["row"].tolist()])
         words = ["ingest", "status", "--master", plain, "--json"]
-        told = CliRunner().invoke(app, [*words, *mine.options])
-        assert json.loads(told.stdout)["served_by"]
+        reply = CliRunner().invoke(app, [*words, *mine.options])
+        assert json.loads(reply.stdout)["served_by"]
         dataset.close()
     finally:
         master.stop()

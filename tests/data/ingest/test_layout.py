@@ -34,34 +34,36 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sessions(table: Path) -> tuple[IngestSession, ...]:
-    return tuple(replace(one, batch=512) for one in synthetic.sessions(str(table), "rm3", 3))
+    return tuple(replace(session, batch=512) for session in synthetic.sessions(str(table), "rm3", 3))
 
 
-def rows_of(one: IngestSession) -> pa.Table:
+def rows_of(session: IngestSession) -> pa.Table:
     return pa.Table.from_batches(
-        [batch for split in reader.splits(one) for batch in reader.batches(one, split, 0)]
+        [batch for split in reader.splits(session) for batch in reader.batches(session, split, 0)]
     )
 
 
 def test_the_same_rows_with_fewer_bytes_and_reads(
     table: Path, sessions: tuple[IngestSession, ...], tmp_path: Path
 ) -> None:
-    made = layout.lay_out(str(table), sessions, tmp_path / "new", group_rows=10**6)
+    outcome = layout.lay_out(str(table), sessions, tmp_path / "new", group_rows=10**6)
     assert [path.name for path in sorted((tmp_path / "new").iterdir())] == [
         "part-00000.parquet",
         "part-00001.parquet",
     ]
-    assert pq.read_schema(tmp_path / "new/part-00000.parquet").names == list(made.order)
-    for one, before, after in zip(sessions, made.before, made.after, strict=True):
+    assert pq.read_schema(tmp_path / "new/part-00000.parquet").names == list(outcome.order)
+    for session, before, after in zip(sessions, outcome.before, outcome.after, strict=True):
         assert before.rows == after.rows == ROWS
         assert after.nbytes < before.nbytes / 2 and after.reads <= before.reads
-        assert rows_of(one).equals(rows_of(replace(one, table=str(tmp_path / "new"))))
+        assert rows_of(session).equals(rows_of(replace(session, table=str(tmp_path / "new"))))
     flat = tmp_path / "flat"
     synthetic.write(flat, "rm3", ROWS, files=2, maps=False)
-    for one in sessions:
-        assert rows_of(one).equals(rows_of(replace(one, table=str(flat)))), "a table written flat is the same"
-    assert layout.reuse(sessions).columns == 4 and made.reuse.columns == len(made.order)
-    assert made.reuse.popular < 0.5 < layout.reuse(sessions).popular == pytest.approx(0.8, abs=0.01)
+    for session in sessions:
+        assert rows_of(session).equals(rows_of(replace(session, table=str(flat)))), (
+            "a table written flat is the same"
+        )
+    assert layout.reuse(sessions).columns == 4 and outcome.reuse.columns == len(outcome.order)
+    assert outcome.reuse.popular < 0.5 < layout.reuse(sessions).popular == pytest.approx(0.8, abs=0.01)
 
 
 def test_a_change_in_one_value_is_found(
@@ -130,26 +132,33 @@ def test_an_order_has_every_column_and_is_no_worse_than_before(columns: list[Any
 
 def test_the_verbs(table: Path, sessions: tuple[IngestSession, ...], tmp_path: Path, capsys: Any) -> None:
     paths = []
-    for place, one in enumerate(sessions[:2]):
-        made = [{"kind": each.kind, "inputs": list(each.inputs), "output": each.output} | each.options
-                for each in one.transforms]  # fmt: skip
-        document = {"version": 1, "table": str(table), "columns": list(one.columns), "transforms": made}
+    for place, session in enumerate(sessions[:2]):
+        transforms = [{"kind": each.kind, "inputs": list(each.inputs), "output": each.output} | each.options
+                      for each in session.transforms]  # fmt: skip
+        document = {
+            "version": 1,
+            "table": str(table),
+            "columns": list(session.columns),
+            "transforms": transforms,
+        }
         paths.append(tmp_path / f"{place}.yaml")
         paths[-1].write_text(yaml.safe_dump(document | {"where": [["day", ">=", 5]]}))
     new = tmp_path / "new"
     asked = [word for path in paths for word in ("--sessions", str(path))]
     run(["layout", str(table), *asked, "--out", str(new), "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["before"]) == 2 and told["folder"] == str(new)
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["before"]) == 2 and report["folder"] == str(new)
     with pytest.raises(UserError, match=f"--out {new}: is there already"):
         run(["layout", str(table), *asked, "--out", str(new)])
     run(["characterise", str(paths[0]), "--json", "--demand", "1e12"])
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     model = synthetic.MODELS["rm3"]
-    assert told["dense"] == model.dense // model.scale + 2 and told["sparse"] == model.sparse // model.scale
-    assert told["table_rows"] == ROWS and told["kept"] == ROWS // 2 and told["rows"] < ROWS
-    assert told["read_bytes"] >= told["wanted_bytes"] > 0 and told["amplification"] >= 1
-    assert told["stall"] > 0.99 and set(told["cpu"]) == {"read", "decode", "transform", "batch"}
+    assert (
+        report["dense"] == model.dense // model.scale + 2 and report["sparse"] == model.sparse // model.scale
+    )
+    assert report["table_rows"] == ROWS and report["kept"] == ROWS // 2 and report["rows"] < ROWS
+    assert report["read_bytes"] >= report["wanted_bytes"] > 0 and report["amplification"] >= 1
+    assert report["stall"] > 0.99 and set(report["cpu"]) == {"read", "decode", "transform", "batch"}
     run(["characterise", str(paths[1])])
     assert "amplification" in capsys.readouterr().out
 

@@ -26,7 +26,7 @@ COLUMNS: dict[str, Any] = {
     "city": ["a", "b", None, "a"] * 25,
     "when": [dt.datetime(2020, 1, 1 + day % 28) for day in range(100)],
     "ids": IDS,
-    "nested": [None if one is None else [one, []] for one in IDS],
+    "nested": [None if ids is None else [ids, []] for ids in IDS],
 }
 TABLE = pa.table(COLUMNS)
 TYPES = {
@@ -42,8 +42,8 @@ def by_arrow(**options: Any) -> Callable[[Path], None]:
 def typed(name: str, kind: pa.DataType) -> Callable[[Path], None]:
     """A column of another type, which Arrow's own schema in the file keeps."""
     column = TABLE[name]
-    made = column.dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
-    return lambda path: pq.write_table(TABLE.set_column(TABLE.schema.get_field_index(name), name, made), path)
+    cast = column.dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
+    return lambda path: pq.write_table(TABLE.set_column(TABLE.schema.get_field_index(name), name, cast), path)
 
 
 def by_polars(path: Path) -> None:
@@ -86,17 +86,17 @@ def asked(path: Path | str, columns: tuple[str, ...] = tuple(COLUMNS), **fields:
     )
 
 
-def rows_of(one: IngestSession) -> pa.Table:
+def rows_of(session: IngestSession) -> pa.Table:
     return pa.Table.from_batches(
-        [batch for split in reader.splits(one) for batch in reader.batches(one, split, 0)]
+        [batch for split in reader.splits(session) for batch in reader.batches(session, split, 0)]
     )
 
 
-def refused(one: IngestSession) -> str:
-    with pytest.raises(UserError) as told:
-        rows_of(one)
-    assert "\n" not in str(told.value)
-    return str(told.value)
+def refused(session: IngestSession) -> str:
+    with pytest.raises(UserError) as error:
+        rows_of(session)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -113,10 +113,10 @@ def test_rows_of_third_party_engines_are_the_same(write: Callable[[Path], None],
 
 
 def read_alike(path: Path) -> None:
-    found = rows_of(asked(path))
-    assert {name: found.schema.field(name).type for name in TYPES} == TYPES
-    assert found.drop_columns("when").to_pydict() == TABLE.drop_columns("when").to_pydict()
-    assert found["when"].cast(pa.timestamp("us")).to_pylist() == COLUMNS["when"]
+    rows = rows_of(asked(path))
+    assert {name: rows.schema.field(name).type for name in TYPES} == TYPES
+    assert rows.drop_columns("when").to_pydict() == TABLE.drop_columns("when").to_pydict()
+    assert rows["when"].cast(pa.timestamp("us")).to_pylist() == COLUMNS["when"]
     late = rows_of(asked(path, ("n",), where=[["when", ">=", "2020-01-28"], ["city", "==", "a"]]))
     want = [n for n, when, city in zip(*(COLUMNS[c] for c in ("n", "when", "city")), strict=True)
             if when.day == 28 and city == "a"]  # fmt: skip
@@ -127,9 +127,9 @@ def test_a_fixed_size_list_stays_one(tmp_path: Path) -> None:
     values = pa.array([[1.0, 2.0], None, [None, 4.0]], pa.list_(pa.float32(), 2))
     pq.write_table(pa.table({"v": values}), tmp_path / "t.parquet")
     fill = [{"kind": "clip", "inputs": "v", "output": "c", "high": 2}]
-    found = rows_of(asked(tmp_path, ("v", "c"), transforms=fill))
-    assert found["v"].type == pa.list_(pa.float32(), 2) and found["v"].to_pylist() == values.to_pylist()
-    assert found["c"].to_pylist() == [[1.0, 2.0], None, [None, 2.0]]
+    rows = rows_of(asked(tmp_path, ("v", "c"), transforms=fill))
+    assert rows["v"].type == pa.list_(pa.float32(), 2) and rows["v"].to_pylist() == values.to_pylist()
+    assert rows["c"].to_pylist() == [[1.0, 2.0], None, [None, 2.0]]
 
 
 def test_a_table_on_any_file_system() -> None:
@@ -168,12 +168,12 @@ def encrypted(path: Path, *, plaintext_footer: bool) -> None:
 
 def test_encryption_is_refused_by_name(tmp_path: Path) -> None:
     encrypted(tmp_path / "whole.parquet", plaintext_footer=False)
-    told = refused(asked(tmp_path / "whole.parquet"))
-    assert "whole.parquet: its footer is encrypted" in told
+    message = refused(asked(tmp_path / "whole.parquet"))
+    assert "whole.parquet: its footer is encrypted" in message
     # Arrow ends the process that asks for the place of such a column: it must not come to that
     encrypted(tmp_path / "column.parquet", plaintext_footer=True)
-    told = refused(asked(tmp_path / "column.parquet"))
-    assert "column.parquet: has columns that are encrypted" in told
+    message = refused(asked(tmp_path / "column.parquet"))
+    assert "column.parquet: has columns that are encrypted" in message
 
 
 def test_what_is_broken_is_refused_by_name(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_what_is_broken_is_refused_by_name(tmp_path: Path) -> None:
     at = chunk.data_page_offset + chunk.total_compressed_size // 2
     data[at] ^= 0xFF
     (tmp_path / "corrupt.parquet").write_bytes(data)
-    told = refused(asked(tmp_path / "corrupt.parquet"))
-    assert "corrupt.parquet: row group 1, column x cannot be decoded (" in told
+    message = refused(asked(tmp_path / "corrupt.parquet"))
+    assert "corrupt.parquet: row group 1, column x cannot be decoded (" in message
     assert rows_of(asked(tmp_path / "corrupt.parquet", ("n",))).num_rows == 100
     (tmp_path / "cut.parquet").write_bytes(whole.read_bytes()[:-100])
     assert "cut.parquet: no Parquet file, or a truncated one" in refused(asked(tmp_path / "cut.parquet"))
@@ -207,28 +207,32 @@ def test_what_is_broken_is_refused_by_name(tmp_path: Path) -> None:
 def test_files_of_another_schema_are_refused_or_filled(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "a.parquet")
     pq.write_table(TABLE.drop_columns("x"), tmp_path / "b.parquet")
-    told = refused(asked(tmp_path))
-    assert "b.parquet: column x is not there" in told and "a.parquet" in told
-    found = rows_of(asked(tmp_path, drift="fill"))
-    assert (
-        found["x"].to_pylist() == COLUMNS["x"] + [None] * 100 and found["n"].to_pylist() == COLUMNS["n"] * 2
-    )
+    message = refused(asked(tmp_path))
+    assert "b.parquet: column x is not there" in message and "a.parquet" in message
+    rows = rows_of(asked(tmp_path, drift="fill"))
+    assert rows["x"].to_pylist() == COLUMNS["x"] + [None] * 100 and rows["n"].to_pylist() == COLUMNS["n"] * 2
     assert rows_of(asked(tmp_path, ("x",), drift="fill"))["x"].to_pylist() == COLUMNS["x"] + [None] * 100
     pq.write_table(TABLE.set_column(1, "x", TABLE["x"].cast(pa.float32())), tmp_path / "b.parquet")
-    told = refused(asked(tmp_path, drift="fill"))
-    assert "b.parquet: column x is of float" in told and "a.parquet of double" in told
+    message = refused(asked(tmp_path, drift="fill"))
+    assert "b.parquet: column x is of float" in message and "a.parquet of double" in message
 
 
 def test_a_file_that_was_written_anew_is_not_read_as_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(TABLE, path)
-    one = asked(path)
-    (split,) = reader.splits(one)
+    session = asked(path)
+    (split,) = reader.splits(session)
     pq.write_table(TABLE.slice(0, 10), path)
     reader._reader = None  # as in another process
     with pytest.raises(UserError, match="is another file than when the session began"):
-        list(reader.batches(one, split, 0))
+        list(reader.batches(session, split, 0))
     assert (
-        np.sum([batch.num_rows for split in reader.splits(one) for batch in reader.batches(one, split, 0)])
+        np.sum(
+            [
+                batch.num_rows
+                for split in reader.splits(session)
+                for batch in reader.batches(session, split, 0)
+            ]
+        )
         == 10
     )

@@ -27,8 +27,9 @@ def test_flattening_alone_makes_reads_tiny_and_the_rest_restores_them(tmp_path: 
         ("maps", maps, SEPARATE), ("flattening", flat, SEPARATE), ("coalescing", flat, NEAR),
         ("reordering", near, NEAR), ("large row groups", large, NEAR),
     ):  # fmt: skip
-        meters = [meter(replace(one, table=table), hole) for one in sessions]
-        reads[name], nbytes[name] = sum(one.reads for one in meters), sum(one.nbytes for one in meters)
+        meters = [meter(replace(session, table=table), hole) for session in sessions]
+        reads[name] = sum(reading.reads for reading in meters)
+        nbytes[name] = sum(reading.nbytes for reading in meters)
     assert reads["flattening"] > 2 * reads["maps"] and nbytes["flattening"] < nbytes["maps"] / 2
     assert reads["coalescing"] < reads["maps"] and nbytes["coalescing"] > nbytes["flattening"]
     assert nbytes["reordering"] < nbytes["coalescing"]

@@ -39,42 +39,42 @@ def asked(folder: Path, **fields: Any) -> IngestSession:
     return session.check(document | fields, "session.yaml")
 
 
-def rows_of(one: IngestSession, epoch: int = 0) -> pa.Table:
-    found = [batch for split in reader.splits(one) for batch in reader.batches(one, split, epoch)]
-    return pa.Table.from_batches(found, found[0].schema)
+def rows_of(session: IngestSession, epoch: int = 0) -> pa.Table:
+    batches = [batch for split in reader.splits(session) for batch in reader.batches(session, split, epoch)]
+    return pa.Table.from_batches(batches, batches[0].schema)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("table")
+    folder = tmp_path_factory.mktemp("table")
     whole = table()
-    pq.write_table(whole.slice(0, 1600), made / "a.parquet", row_group_size=300)
-    pq.write_table(whole.slice(1600), made / "b.parquet", row_group_size=250)
-    (made / "_SUCCESS").touch()
-    return made
+    pq.write_table(whole.slice(0, 1600), folder / "a.parquet", row_group_size=300)
+    pq.write_table(whole.slice(1600), folder / "b.parquet", row_group_size=250)
+    (folder / "_SUCCESS").touch()
+    return folder
 
 
 def test_every_row_once_in_batches_of_the_size_asked_for(folder: Path) -> None:
-    one = asked(folder, columns=["row", "map/1", "user/age", "ids"])
-    for split in reader.splits(one):
-        sizes = [batch.num_rows for batch in reader.batches(one, split, 0)]
+    session = asked(folder, columns=["row", "map/1", "user/age", "ids"])
+    for split in reader.splits(session):
+        sizes = [batch.num_rows for batch in reader.batches(session, split, 0)]
         assert set(sizes[:-1]) <= {128} and 0 < sizes[-1] <= 128 and sum(sizes) == split.rows
-    found, whole = rows_of(one), table()
-    assert found["row"].to_pylist() == list(range(3000))
-    assert found["map/1"].to_pylist() == [float(row) if row % 2 else None for row in range(3000)]
-    assert found["user/age"].to_pylist() == [row % 90 for row in range(3000)]
-    assert found["ids"].to_pylist() == whole["ids"].to_pylist()
+    rows, whole = rows_of(session), table()
+    assert rows["row"].to_pylist() == list(range(3000))
+    assert rows["map/1"].to_pylist() == [float(row) if row % 2 else None for row in range(3000)]
+    assert rows["user/age"].to_pylist() == [row % 90 for row in range(3000)]
+    assert rows["ids"].to_pylist() == whole["ids"].to_pylist()
 
 
 def test_shuffling_changes_places_in_a_split_by_seed_and_epoch(folder: Path) -> None:
-    one = asked(folder, columns=["row", "dense"], shuffle=True)
-    first, again, later = rows_of(one), rows_of(one), rows_of(one, epoch=1)
+    session = asked(folder, columns=["row", "dense"], shuffle=True)
+    first, again, later = rows_of(session), rows_of(session), rows_of(session, epoch=1)
     assert first.equals(again)
     assert first["row"].to_pylist() != later["row"].to_pylist()
     assert sorted(first["row"].to_pylist()) == sorted(later["row"].to_pylist()) == list(range(3000))
     whole = table()["dense"].to_pylist()
     assert first["dense"].to_pylist() == [whole[row] for row in first["row"].to_pylist()]
-    assert rows_of(replace(one, seed=7))["row"].to_pylist() != first["row"].to_pylist()
+    assert rows_of(replace(session, seed=7))["row"].to_pylist() != first["row"].to_pylist()
 
 
 def test_the_filter_leaves_what_meets_all_of_it_and_rules_row_groups_out(folder: Path) -> None:
@@ -90,40 +90,42 @@ def test_the_filter_leaves_what_meets_all_of_it_and_rules_row_groups_out(folder:
         ([["day", "<=", 0.5]], lambda r: r["day"] == 0),
     ]
     for where, keeps in cases:
-        found = rows_of(asked(folder, where=where))["row"].to_pylist()
-        assert found == [r["row"] for r in whole.to_pylist() if keeps(r)], where
-    made = reader.Reader(asked(folder, where=cases[0][0]))
-    split_rows = sum(split.rows for split in made.splits())
+        numbers = rows_of(asked(folder, where=where))["row"].to_pylist()
+        assert numbers == [r["row"] for r in whole.to_pylist() if keeps(r)], where
+    source = reader.Reader(asked(folder, where=cases[0][0]))
+    split_rows = sum(split.rows for split in source.splits())
     assert split_rows == 600, "of 3000: the groups from 900 to 1500, by their statistics"
     assert reader.splits(asked(folder, where=[["day", ">", 5]])) == ()
 
 
 def test_reads_are_joined_over_holes_and_counted(folder: Path) -> None:
     """The counts are those of a file system that counts by itself."""
-    one = asked(folder, columns=["row", "user/age"], split_rows=10**6)
-    told = {}
+    session = asked(folder, columns=["row", "user/age"], split_rows=10**6)
+    readings = {}
     for hole in (-1, 0, 10**6):
-        made = reader.Reader(one, hole=hole)
-        seen: list[tuple[int, int]] = []
-        inner = made.files.system.cat_ranges
+        source = reader.Reader(session, hole=hole)
+        ranges: list[tuple[int, int]] = []
+        inner = source.files.system.cat_ranges
 
         def counted(paths: Any, starts: Any, ends: Any, **options: Any) -> Any:
-            seen.extend(zip(starts, ends, strict=True))  # noqa: B023
+            ranges.extend(zip(starts, ends, strict=True))  # noqa: B023
             return inner(paths, starts, ends, **options)  # noqa: B023
 
-        made.files.system.cat_ranges = counted
+        source.files.system.cat_ranges = counted
         try:
-            splits = made.splits()
-            rows = sum(batch.num_rows for split in splits for batch in made.batches(split, 0))
+            splits = source.splits()
+            rows = sum(batch.num_rows for split in splits for batch in source.batches(split, 0))
         finally:
-            del made.files.system.cat_ranges
-        meter = made.meter
-        assert (len(seen), sum(last - first for first, last in seen)) == (
+            del source.files.system.cat_ranges
+        meter = source.meter
+        assert (len(ranges), sum(last - first for first, last in ranges)) == (
             meter.reads + meter.footers, meter.nbytes + meter.footer_bytes,
         )  # fmt: skip
-        told[hole] = meter.reads, meter.nbytes, meter.wanted
+        readings[hole] = meter.reads, meter.nbytes, meter.wanted
         assert rows == 3000
     groups = 6 + 6
-    assert told[-1] == (2 * groups, told[-1][2], told[-1][2]), "a read for each column of each row group"
-    assert told[0][0] <= told[-1][0] and told[0][1] == told[0][2]
-    assert told[10**6][0] == 2 and told[10**6][1] > told[10**6][2] == told[0][2]
+    assert readings[-1] == (2 * groups, readings[-1][2], readings[-1][2]), (
+        "a read for each column of each row group"
+    )
+    assert readings[0][0] <= readings[-1][0] and readings[0][1] == readings[0][2]
+    assert readings[10**6][0] == 2 and readings[10**6][1] > readings[10**6][2] == readings[0][2]

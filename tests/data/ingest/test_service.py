@@ -49,9 +49,9 @@ def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(
         client.begin()
         orders.append(rows(client, 3) + rows(client))
         # of the next epoch nothing is its own before it begins
-        until(lambda: any(one.queue for one in client._ahead))
+        until(lambda: any(stream.queue for stream in client._ahead))
         assert client.state()["epoch"] == 1 and master.ledger.state.owners == {}
-        ahead = [(one.number, one.worker) for one in client._ahead]
+        ahead = [(stream.number, stream.worker) for stream in client._ahead]
         client.begin()
         orders.append(rows(client))
         assert client.counts.breaks == client.counts.duplicates == 0
@@ -63,7 +63,7 @@ def test_each_epoch_has_every_row_once_and_there_are_no_more_epochs(
     with serving(session, tmp_path / "again") as master:
         client = IngestClient(master.address, KEYS, ordered=True)
         assert rows(client) == orders[0], "the order of one client follows from session and epoch"
-        until(lambda: any(one.queue for one in client._ahead))
+        until(lambda: any(stream.queue for stream in client._ahead))
         drained = client._ahead[0].worker
         master.crew.there[drained].drain = True  # and what is read ahead may be lost
         until(lambda: drained not in {worker for _, worker in master._ahead.values()})
@@ -79,7 +79,7 @@ def test_small_splits_are_read_ahead_as_deep_as_large_ones(session: IngestSessio
     session = replace(session, batch=500)
     with serving(session, tmp_path / "m") as master:
         client = IngestClient(master.address, KEYS)
-        until(lambda: sum(len(one.queue) for one in client._streams) >= 12)
+        until(lambda: sum(len(stream.queue) for stream in client._streams) >= 12)
         assert whole(rows(client))
         client.close()
 
@@ -89,19 +89,19 @@ def test_no_split_waits_for_a_regular_report(session: IngestSession, tmp_path: P
     session = replace(session, batch=500)
     with serving(session, tmp_path / "m", settings(client_lease=3600.0)) as master:
         until(lambda: len(master.crew.there) == 2)
-        client, found = IngestClient(master.address, KEYS), list[int]()
+        client, numbers = IngestClient(master.address, KEYS), list[int]()
         client._every = 3600.0
-        reading = threading.Thread(target=lambda: found.extend(rows(client)), daemon=True)
+        reading = threading.Thread(target=lambda: numbers.extend(rows(client)), daemon=True)
         reading.start()
         until(lambda: not reading.is_alive())
-        assert whole(found)
+        assert whole(numbers)
         client.close()
 
 
 @pytest.mark.parametrize("ends", ["pad", "uneven", "drop"])
 def test_ranks_share_the_session(session: IngestSession, tmp_path: Path, ends: str) -> None:
     """They step together, as ranks that sum gradients do; uneven ones do not wait for each other."""
-    found: list[list[int]] = [[], [], []]
+    by_rank: list[list[int]] = [[], [], []]
     epochs = 2 if ends == "drop" else 1
     steps, errors = threading.Barrier(3), list[BaseException]()
 
@@ -110,10 +110,10 @@ def test_ranks_share_the_session(session: IngestSession, tmp_path: Path, ends: s
             client = IngestClient(master.address, KEYS, str(rank), 3)
             for epoch in range(epochs):
                 if epoch:
-                    found[rank].clear()
+                    by_rank[rank].clear()
                     client.begin()
                 while (batch := client.next()) is not None:
-                    found[rank].append(batch.column(0).to_pylist()[0])
+                    by_rank[rank].append(batch.column(0).to_pylist()[0])
                     if ends != "uneven":
                         steps.wait(30)
             padded[rank] = client.counts.padded
@@ -125,16 +125,16 @@ def test_ranks_share_the_session(session: IngestSession, tmp_path: Path, ends: s
     padded = [0] * 3
     with serving(replace(session, split_rows=1500), tmp_path / "m", settings(ends=ends)) as master:
         ranks = [threading.Thread(target=train, args=(rank,)) for rank in range(3)]
-        for one in ranks:
-            one.start()
-        for one in ranks:
-            one.join(60)
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join(60)
     assert errors == []
-    starts = [row for each in found for row in each]
+    starts = [row for each in by_rank for row in each]
     if ends == "uneven":
         assert len(starts) == len(set(starts))
     else:
-        assert len({len(each) for each in found}) == 1, "equally many steps"
+        assert len({len(each) for each in by_rank}) == 1, "equally many steps"
     assert len(starts) - sum(padded) == len(set(starts))
     wanted = set(expected_batches(session))
     if ends == "drop":  # less than what two of them have ahead of the third
@@ -181,18 +181,18 @@ def test_ranks_that_go_back_get_nothing_before_all_have(
     monkeypatch.setattr("windtunnel.data.ingest.live.client.ALONE", 0.0)
     with serving(session, tmp_path / "m") as master:
         ranks = {name: IngestClient(master.address, KEYS, name, 2) for name in "01"}
-        found = [row for one in ranks.values() for row in rows(one, 3)]
-        states = {name: one.state() for name, one in ranks.items()}
-        for one in ranks.values():
-            rows(one, 4)
-            one.close()
+        numbers = [row for client in ranks.values() for row in rows(client, 3)]
+        states = {name: client.state() for name, client in ranks.items()}
+        for client in ranks.values():
+            rows(client, 4)
+            client.close()
         # the first one to come is given the first split, which the other had
         late, early = sorted(ranks, key=lambda name: min(master.ledger.state.claims[name]))
         with pytest.warns(UserWarning, match=f"client {early} waits for 1 of 2 ranks to come back"):
             first = IngestClient(master.address, KEYS, early, 2, resume=states[early])
             until(lambda: first._warned or early in master.ledger.state.owners.values())
-        told = FlightLink(master.address, KEYS).call("snapshot")
-        assert (told["came"], told["world"]) == (1, 2)
+        snapshot = FlightLink(master.address, KEYS).call("snapshot")
+        assert (snapshot["came"], snapshot["world"]) == (1, 2)
     with serving(session, tmp_path / "m", settings(port=master.port)) as master:
         until(lambda: early in master._clients and master._clients[early].waits)
         assert not master.ledger.state.owners
@@ -200,11 +200,11 @@ def test_ranks_that_go_back_get_nothing_before_all_have(
         reading = threading.Thread(target=lambda: theirs.extend(rows(first)))
         reading.start()
         second = IngestClient(master.address, KEYS, late, 2, resume=states[late])
-        found += rows(second)
+        numbers += rows(second)
         reading.join(60)
         second.close()
         first.close()
-        assert whole(found + theirs)
+        assert whole(numbers + theirs)
 
 
 def test_a_client_that_reports_keeps_its_place(session: IngestSession, tmp_path: Path) -> None:
@@ -241,21 +241,21 @@ def test_splits_of_a_client_that_is_drained_go_to_others(session: IngestSession,
 def test_workers_and_master_are_killed_and_stopped(session: IngestSession, tmp_path: Path) -> None:
     """Real processes: SIGKILL of a worker and of the master, SIGSTOP of a worker that is replaced."""
     folder = tmp_path / "m"
-    told = settings(worker_lease=1.0)
-    process, address = started(session, folder, told)
+    options = settings(worker_lease=1.0)
+    process, address = started(session, folder, options)
     keys = Keys.read(folder / "secret")
     client, link = IngestClient(address, keys), FlightLink(address, keys)
     try:
-        found = rows(client, 20)
-        pids = [Identity.parse(one["process"]).pid for one in link.call("workers")["workers"].values()]
+        numbers = rows(client, 20)
+        pids = [Identity.parse(worker["process"]).pid for worker in link.call("workers")["workers"].values()]
         os.kill(pids[0], signal.SIGKILL)
-        found += rows(client, 20)
+        numbers += rows(client, 20)
         process.kill()
         process.communicate()
-        again, same = started(session, folder, told)
+        again, same = started(session, folder, options)
         assert same == address
-        found += rows(client)
-        assert whole(found)
+        numbers += rows(client)
+        assert whole(numbers)
         client.close()
         # a worker that stands is replaced, and ends with the master whatever it does
         alive = until(lambda: link.persist("workers", 10.0, threading.Event())["workers"])
@@ -265,7 +265,7 @@ def test_workers_and_master_are_killed_and_stopped(session: IngestSession, tmp_p
         assert whole(rows(client))
         again.send_signal(signal.SIGTERM)
         again.communicate(timeout=30)
-        until(lambda: all(gone(one) for one in (*pids, pid)))
+        until(lambda: all(gone(number) for number in (*pids, pid)))
     finally:
         client.close()
         process.kill()
@@ -278,29 +278,29 @@ def test_a_zombie_does_no_harm(session: IngestSession, tmp_path: Path) -> None:
         pool.start("stands", master.address)
         until(lambda: "stands" in master.crew.there)
         client = IngestClient(master.address, KEYS)
-        found = rows(client, 3)
+        numbers = rows(client, 3)
         worker = pool.running["stands"][0]
         going, stand = worker._batches, threading.Event()
 
         def stands(*given: object) -> object:
-            for one in going(*given):  # type: ignore[arg-type]
+            for batch in going(*given):  # type: ignore[arg-type]
                 stand.wait(20)
-                yield one
+                yield batch
 
         worker._batches = stands  # type: ignore[method-assign, assignment]
         worker._link = FlightLink("127.0.0.1:1", KEYS)
         pool.start("w2", master.address)
-        found += rows(client, 30)
+        numbers += rows(client, 30)
         stand.set()
-        found += rows(client)
-        assert whole(found)
+        numbers += rows(client)
+        assert whole(numbers)
         client.close()
 
 
 def test_strangers_are_refused_and_harm_nobody(session: IngestSession, tmp_path: Path) -> None:
     with serving(session, tmp_path / "m") as master:
         client = IngestClient(master.address, KEYS)
-        found = rows(client, 5)
+        numbers = rows(client, 5)
         with pytest.raises(UserError, match="secret"):
             FlightLink(master.address, Keys(b"another secret, not it")).call("workers")
         with fl.connect(master.address) as bare:
@@ -334,7 +334,7 @@ def test_strangers_are_refused_and_harm_nobody(session: IngestSession, tmp_path:
                 list(raw.do_action(fl.Action("ack", body)))
         with pytest.raises(CallRefused, match="not understood"), (there := FlightLink(worker, KEYS)).errors():
             there.stream({"split": {"number": 0}}).read_all()
-        assert whole(found + rows(client))
+        assert whole(numbers + rows(client))
         client.close()
 
 
@@ -359,18 +359,18 @@ def test_a_corrupt_page(session: IngestSession, tmp_path: Path, on_error: str) -
             with pytest.raises(UserError, match=r"table\.parquet.*row group 9.*row"):
                 rows(client)
         else:
-            found = rows(client)
-            assert sorted(found) == [row for row in range(ROWS) if not 4500 <= row < 5000]
-            told = FlightLink(master.address, KEYS).call("snapshot")["skipped"]
-            assert [(one["split"], one["rows"]) for one in told] == [(9, 500)]
-            assert "row group 9" in told[0]["why"]
+            numbers = rows(client)
+            assert sorted(numbers) == [row for row in range(ROWS) if not 4500 <= row < 5000]
+            skipped = FlightLink(master.address, KEYS).call("snapshot")["skipped"]
+            assert [(split["split"], split["rows"]) for split in skipped] == [(9, 500)]
+            assert "row group 9" in skipped[0]["why"]
         client.close()
 
 
 def test_a_full_disk_holds_the_session_up_and_loses_nothing(session: IngestSession, tmp_path: Path) -> None:
     with small_disk(tmp_path, 8 << 20, "-b", "4096") as (_, disk), serving(session, disk / "m") as master:
         client = IngestClient(master.address, KEYS)
-        found = rows(client, 5)
+        numbers = rows(client, 5)
         fill(disk / "full")
         rest: list[int] = []
         taker = threading.Thread(target=lambda: rest.extend(rows(client)))
@@ -378,7 +378,7 @@ def test_a_full_disk_holds_the_session_up_and_loses_nothing(session: IngestSessi
         until(lambda: _refused(master))
         (disk / "full").unlink()
         taker.join(60)
-        assert whole(found + rest)
+        assert whole(numbers + rest)
         client.close()
 
 

@@ -24,13 +24,13 @@ def test_a_whole_file(tmp_path: Path) -> None:
     ]
     more = {"where": [["day", "in", [1, 2]]], "transforms": given, "storage": {"anon": True}, "drift": "fill"}
     path.write_text(yaml.safe_dump(GOOD | more))
-    found = session.read(path)
-    assert found.where == (("day", "in", (1, 2)),) and found.drift == "fill" and found.batch == 1024
-    assert found.transforms == (
+    ingest = session.read(path)
+    assert ingest.where == (("day", "in", (1, 2)),) and ingest.drift == "fill" and ingest.batch == 1024
+    assert ingest.transforms == (
         Transform("log", ("a",), "a"), Transform("log", ("b",), "b"),
         Transform("cross", ("c", "d"), "e", {"rows": 9}),
     )  # fmt: skip
-    assert from_plain(IngestSession, to_plain(found)).transforms == found.transforms, (
+    assert from_plain(IngestSession, to_plain(ingest)).transforms == ingest.transforms, (
         "as it goes over the wire"
     )
 
@@ -63,6 +63,8 @@ def test_a_whole_file(tmp_path: Path) -> None:
     ],
 )
 def test_bad_fields(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         session.check(GOOD | change, "s.yaml")
-    assert str(told.value).startswith("s.yaml: ") and words in str(told.value) and "\n" not in str(told.value)
+    assert (
+        str(error.value).startswith("s.yaml: ") and words in str(error.value) and "\n" not in str(error.value)
+    )

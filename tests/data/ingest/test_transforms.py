@@ -33,28 +33,30 @@ def run(kind: str, columns: list[pa.Array], **options: Any) -> pa.Array:
     names = tuple(f"c{place}" for place in range(len(columns)))
     step = Transform(kind, names, "out", options)
     longer = [
-        pa.concat_arrays([one.slice(0, 1), one, one.slice(0, 1)]).slice(min(1, len(one)), len(one))
-        for one in columns
+        pa.concat_arrays([column.slice(0, 1), column, column.slice(0, 1)]).slice(
+            min(1, len(column)), len(column)
+        )
+        for column in columns
     ]
     rows = Rows(3, 7, np.arange(len(columns[0])))
     given_ = dict(zip(names, longer, strict=True))
-    made = transforms.apply([(step, transforms.settings(step, "s"))], given_, rows, "t")["out"]
-    made.validate(full=True)
-    return made
+    array = transforms.apply([(step, transforms.settings(step, "s"))], given_, rows, "t")["out"]
+    array.validate(full=True)
+    return array
 
 
-def hashed(one: int | str, seed: int) -> int:
-    return xxhash.xxh64_intdigest(one.encode() if isinstance(one, str) else struct.pack("<q", one), seed)
+def hashed(key: int | str, seed: int) -> int:
+    return xxhash.xxh64_intdigest(key.encode() if isinstance(key, str) else struct.pack("<q", key), seed)
 
 
-def signed(one: int) -> int:
-    return one - 2**64 if one >= 2**63 else one
+def signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
 
 
 def each(function: Callable[[Any], Any], value: Any) -> Any:
     """On a value or on those of a list; null stays null."""
     if isinstance(value, list):
-        return [each(function, one) for one in value]
+        return [each(function, entry) for entry in value]
     return None if value is None else function(value)
 
 
@@ -65,14 +67,14 @@ def each(function: Callable[[Any], Any], value: Any) -> Any:
 )
 @settings(max_examples=60, deadline=None)
 def test_hashes_are_xxh64(values: list[Any], seed: int, rows: int) -> None:
-    text = any(isinstance(one, str) for one in values)
-    lists = any(isinstance(one, list) for one in values)
+    text = any(isinstance(value, str) for value in values)
+    lists = any(isinstance(value, list) for value in values)
     column = pa.array(values, pa.string() if text else pa.list_(pa.int64()) if lists else pa.int64())
     assert run("hash", [column], seed=seed).to_pylist() == [
         each(lambda x: signed(hashed(x, seed)), v) for v in values
     ]
-    found = run("sigrid_hash", [column], rows=rows, seed=seed).to_pylist()
-    assert found == [each(lambda x: hashed(x, seed) % rows, v) for v in values]
+    hashes = run("sigrid_hash", [column], rows=rows, seed=seed).to_pylist()
+    assert hashes == [each(lambda x: hashed(x, seed) % rows, v) for v in values]
 
 
 @given(
@@ -85,55 +87,56 @@ def test_numbers(scalars: list[Any], lists: list[Any], kind: str) -> None:
     dtype = {"f": pa.float32(), "d": pa.float64()}[kind]
     for values, arrow in ((scalars, dtype), (lists, pa.list_(dtype))):
         column = pa.array(values, arrow)
-        told = column.to_pylist()
+        numbers = column.to_pylist()
         same(
             run("clip", [column], low=-1.5, high=2.0),
-            told,
+            numbers,
             lambda x: x if math.isnan(x) else min(max(x, -1.5), 2.0),
         )
-        same(run("log", [column]), told, lambda x: math.nan if math.isnan(x) else math.log1p(max(x, 0.0)))
+        same(run("log", [column]), numbers, lambda x: math.nan if math.isnan(x) else math.log1p(max(x, 0.0)))
         same(
             run("log", [column], offset=3.0),
-            told,
+            numbers,
             lambda x: math.nan if math.isnan(x) else math.log(max(x, 0.0) + 3),
         )
-        same(run("normalise", [column], mean=0.5, std=2.0), told, lambda x: (x - 0.5) / 2)
-        found = run("bucketize", [column], borders=BORDERS)
-        assert found.to_pylist() == [
-            each(lambda x: 3 if math.isnan(x) else bisect.bisect_right(BORDERS, x), one) for one in told
+        same(run("normalise", [column], mean=0.5, std=2.0), numbers, lambda x: (x - 0.5) / 2)
+        buckets = run("bucketize", [column], borders=BORDERS)
+        assert buckets.to_pylist() == [
+            each(lambda x: 3 if math.isnan(x) else bisect.bisect_right(BORDERS, x), number)
+            for number in numbers
         ]
         assert run("clip", [column], low=0).type == column.type == run("log", [column]).type
 
 
-def same(found: pa.Array, values: list[Any], function: Callable[[float], float]) -> None:
+def same(column: pa.Array, values: list[Any], function: Callable[[float], float]) -> None:
     """Up to the rounding of the type."""
-    inner = found.type.value_type if pa.types.is_list(found.type) else found.type
+    inner = column.type.value_type if pa.types.is_list(column.type) else column.type
     near = 1e-6 if inner == pa.float32() else 1e-13
-    for one, want in zip(found.to_pylist(), [each(function, value) for value in values], strict=True):
+    for cell, want in zip(column.to_pylist(), [each(function, value) for value in values], strict=True):
         if isinstance(want, list):
-            assert one == pytest.approx(want, rel=near, abs=near, nan_ok=True)
+            assert cell == pytest.approx(want, rel=near, abs=near, nan_ok=True)
         else:
-            assert (one is None) == (want is None)
-            assert one is None or one == pytest.approx(want, rel=near, abs=near, nan_ok=True)
+            assert (cell is None) == (want is None)
+            assert cell is None or cell == pytest.approx(want, rel=near, abs=near, nan_ok=True)
 
 
 @given(st.lists(st.none() | st.integers(-128, 127), max_size=9))
 @settings(max_examples=30, deadline=None)
 def test_whole_numbers_keep_their_type(values: list[int | None]) -> None:
     column = pa.array(values, pa.int8())
-    found = run("clip", [column], low=-3.5, high=1000)
-    assert found.type == pa.int8() and found.to_pylist() == [
-        each(lambda x: max(x, -3), one) for one in values
+    clipped = run("clip", [column], low=-3.5, high=1000)
+    assert clipped.type == pa.int8() and clipped.to_pylist() == [
+        each(lambda x: max(x, -3), value) for value in values
     ]
     assert run("log", [column]).type == pa.float32()
-    assert run("fill", [column], value=5).to_pylist() == [5 if one is None else one for one in values]
-    assert run("as_list", [column]).to_pylist() == [None if one is None else [one] for one in values]
-    found = run("onehot", [column], size=4)
-    assert found.to_pylist() == [
-        each(lambda x: [float(place == x) for place in range(4)], one) for one in values
+    assert run("fill", [column], value=5).to_pylist() == [5 if value is None else value for value in values]
+    assert run("as_list", [column]).to_pylist() == [None if value is None else [value] for value in values]
+    onehots = run("onehot", [column], size=4)
+    assert onehots.to_pylist() == [
+        each(lambda x: [float(place == x) for place in range(4)], value) for value in values
     ]
     assert run("tag", [column], hot=2, warm=50).to_pylist() == [
-        each(lambda x: 0 if x < 2 else 1 if x < 50 else 2, one) for one in values
+        each(lambda x: 0 if x < 2 else 1 if x < 50 else 2, value) for value in values
     ]
 
 
@@ -141,41 +144,45 @@ def test_whole_numbers_keep_their_type(values: list[int | None]) -> None:
 @settings(max_examples=60, deadline=None)
 def test_lists(pairs: list[tuple[Any, Any]], n: int, rows: int | None) -> None:
     left, right = (pa.array([pair[place] for pair in pairs], pa.list_(pa.int64())) for place in (0, 1))
-    assert run("first", [left], n=n).to_pylist() == [None if one is None else one[:n] for one, _ in pairs]
+    assert run("first", [left], n=n).to_pylist() == [
+        None if first is None else first[:n] for first, _ in pairs
+    ]
     assert run("fill", [left], value=-7).to_pylist() == [
-        [-7 if each is None else each for each in one or []] for one, _ in pairs
+        [-7 if each is None else each for each in first or []] for first, _ in pairs
     ]
 
     def chained(ids: list[int | None]) -> int | None:
-        made = 11
-        for one in ids:
-            if one is None:
+        digest = 11
+        for number in ids:
+            if number is None:
                 return None
-            made = hashed(one, made)
-        return signed(made) if rows is None else made % rows
+            digest = hashed(number, digest)
+        return signed(digest) if rows is None else digest % rows
 
     asked = {"seed": 11} | ({} if rows is None else {"rows": rows})
     assert run("ngram", [left], n=n, **asked).to_pylist() == [
-        None if one is None else [chained(one[at : at + n]) for at in range(len(one) - n + 1)]
-        for one, _ in pairs
+        None if first is None else [chained(first[at : at + n]) for at in range(len(first) - n + 1)]
+        for first, _ in pairs
     ]
     assert run("cross", [left, right], **asked).to_pylist() == [
-        None if one is None or two is None else [chained([a, b]) for a in one for b in two]
-        for one, two in pairs
+        None if first is None or second is None else [chained([a, b]) for a in first for b in second]
+        for first, second in pairs
     ]
-    found = run("onehot", [left], size=3).to_pylist()
-    assert found == [None if one is None else [float(place in one) for place in range(3)] for one, _ in pairs]
+    onehots = run("onehot", [left], size=3).to_pylist()
+    assert onehots == [
+        None if first is None else [float(place in first) for place in range(3)] for first, _ in pairs
+    ]
 
 
 def test_ids_to_ranks(tmp_path: Path) -> None:
     order, path = [7, 2, 10, 0], tmp_path / "order.npy"
     np.save(path, np.array(order))
     ids = [None, *range(-2, 13)]
-    want = [order.index(one) if one in order else None for one in ids]
-    found = run("remap", [pa.array(ids, pa.int64())], order=str(path))
-    assert found.type == pa.int32() and found.to_pylist() == want
-    found = run("remap", [pa.array([ids, None, []], pa.list_(pa.int64()))], order=str(path))
-    assert found.to_pylist() == [want, None, []]
+    want = [order.index(number) if number in order else None for number in ids]
+    ranks = run("remap", [pa.array(ids, pa.int64())], order=str(path))
+    assert ranks.type == pa.int32() and ranks.to_pylist() == want
+    ranks = run("remap", [pa.array([ids, None, []], pa.list_(pa.int64()))], order=str(path))
+    assert ranks.to_pylist() == [want, None, []]
     np.save(path.with_name("twice.npy"), np.array([1, 1]))
     with pytest.raises(UserError, match="holds an id twice"):
         run("remap", [pa.array([1])], order=str(path.with_name("twice.npy")))
@@ -188,15 +195,15 @@ def test_samples_follow_from_their_rows_alone() -> None:
 
     def kept(numbers: Any) -> dict[int, float]:
         columns = {"label": labels.take(pa.array(numbers)), "row": pa.array(numbers)}
-        made = transforms.apply(steps, columns, Rows(3, 7, numbers), "t")
-        return dict(zip(made["row"].to_pylist(), made["weight"].to_pylist(), strict=True))
+        batch = transforms.apply(steps, columns, Rows(3, 7, numbers), "t")
+        return dict(zip(batch["row"].to_pylist(), batch["weight"].to_pylist(), strict=True))
 
     whole = kept(np.arange(2000))
     assert all(whole[row] == 1 for row in range(0, 2000, 10))
     drawn = {row: weight for row, weight in whole.items() if row % 10}
     assert set(drawn.values()) == {4.0} and 380 < len(drawn) < 520
     parts = [kept(part) for part in np.array_split(np.random.default_rng(0).permutation(2000), 7)]
-    assert {row: one for part in parts for row, one in part.items()} == whole
+    assert {row: weight for part in parts for row, weight in part.items()} == whole
 
 
 @pytest.mark.parametrize(
@@ -228,6 +235,6 @@ def test_samples_follow_from_their_rows_alone() -> None:
 def test_what_a_transform_does_not_take_is_said(
     kind: str, columns: list[pa.Array], options: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         run(kind, columns, **options)
-    assert words in str(told.value)
+    assert words in str(error.value)

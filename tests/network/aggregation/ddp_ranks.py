@@ -24,8 +24,8 @@ with aggregation.connect(sys.argv[1]) as group:
         for model in (plain, hooked):
             model.zero_grad()
             model(data).square().sum().backward()
-    for one, other in zip(plain.parameters(), hooked.parameters(), strict=True):
-        torch.testing.assert_close(other.grad, one.grad, rtol=1e-5, atol=1e-4)
+    for parameter, other in zip(plain.parameters(), hooked.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-5, atol=1e-4)
     dist.barrier()
 print("equal")
 dist.destroy_process_group()

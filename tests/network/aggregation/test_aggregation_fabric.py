@@ -32,8 +32,8 @@ def small() -> Iterator[None]:
 
 
 def only(cluster: str, policy: str = "esa", neighbours: int = 0) -> Alternative:
-    (found,) = alternatives(load_cluster(cluster), policy, neighbours)
-    return found
+    (alternative,) = alternatives(load_cluster(cluster), policy, neighbours)
+    return alternative
 
 
 def test_alone_esa_is_atp_and_that_is_told() -> None:

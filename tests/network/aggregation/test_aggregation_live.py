@@ -38,8 +38,8 @@ def test_sums_are_exact_and_slots_are_free_when_all_have_left(
         with joined([place.address] * 4, window=48) as workers:
             for size in (1, SIZE):
                 tensors = [integers(rank, size) for rank in range(4)]
-                found = summed(workers, tensors)
-                assert all(torch.equal(one, sum(tensors)) for one in found)
+                sums = summed(workers, tensors)
+                assert all(torch.equal(total, sum(tensors)) for total in sums)
             assert place.server.report()["parts"] > 0 or policy == "switchml"
         if not loss:  # else who leaves may not be heard
             until(lambda: place.switch.memory.jobs["token"][0] == 0)
@@ -53,8 +53,8 @@ def test_packets_that_are_lost_doubled_and_reordered_are_in_no_sum_twice() -> No
         mangled(place.address, 3) as addresses,
         joined(addresses, window=16) as workers,
     ):
-        assert all(torch.equal(one, sum(tensors)) for one in summed(workers, tensors))
-        assert sum(one.resent for one in workers) > 0
+        assert all(torch.equal(total, sum(tensors)) for total in summed(workers, tensors))
+        assert sum(worker.resent for worker in workers) > 0
 
 
 def test_what_saturates_or_is_not_finite_goes_as_floats() -> None:
@@ -63,12 +63,12 @@ def test_what_saturates_or_is_not_finite_goes_as_floats() -> None:
         tensors[0][400], tensors[1][400] = float("inf"), -1e30
         tensors[0][800], tensors[1][801] = float("nan"), 1.5
         wanted = torch.stack(tensors).double().sum(dim=0).float()
-        for one in summed(workers, tensors):
-            torch.testing.assert_close(one, wanted, rtol=0, atol=0, equal_nan=True)
-        assert [one.floats for one in workers] == [3, 3, 3]
+        for total in summed(workers, tensors):
+            torch.testing.assert_close(total, wanted, rtol=0, atol=0, equal_nan=True)
+        assert [worker.floats for worker in workers] == [3, 3, 3]
         small = [integers(rank, 10).to(torch.bfloat16) for rank in range(3)]
         rounded = torch.stack(small).float().sum(dim=0).to(torch.bfloat16)
-        assert all(torch.equal(one, rounded) for one in summed(workers, small))
+        assert all(torch.equal(total, rounded) for total in summed(workers, small))
         with pytest.raises(UserError, match="accepted are floating types"):
             workers[0].all_reduce(torch.ones(3, dtype=torch.int64))
 
@@ -105,7 +105,7 @@ def test_garbage_and_forged_packets_change_nothing() -> None:
         workers[0]._sock.send(forged.tobytes())  # a worker cannot be that far ahead
         until(lambda: place.switch.memory.counts["refused"][0] > 2 * len(heads))
         tensors = [integers(rank, SIZE) for rank in range(2)]
-        assert all(torch.equal(one, sum(tensors)) for one in summed(workers, tensors))
+        assert all(torch.equal(total, sum(tensors)) for total in summed(workers, tensors))
 
 
 def test_a_worker_that_is_gone_ends_the_others_by_their_deadline_and_for_good() -> None:
@@ -130,8 +130,8 @@ def started(*words: str) -> tuple[subprocess.Popen[str], tuple[str, int]]:
     line = [sys.executable, "-c", "from windtunnel.cli.main import main; main()", "network", "aggregation"]
     process = subprocess.Popen([*line, *words], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    told = process.stdout.readline()
-    host, port = told.split()[1].rstrip(",").split(":")
+    announcement = process.stdout.readline()
+    host, port = announcement.split()[1].rstrip(",").split(":")
     return process, (host, int(port))
 
 
@@ -144,24 +144,24 @@ def test_a_switch_or_server_that_is_killed_in_the_midst_ends_all_by_their_deadli
     try:
         with joined([front] * 2) as workers:
             assert all(
-                torch.equal(one, torch.full((9,), 2.0)) for one in summed(workers, [torch.ones(9)] * 2)
+                torch.equal(total, torch.full((9,), 2.0)) for total in summed(workers, [torch.ones(9)] * 2)
             )
 
             def first() -> str:
-                with pytest.raises(AggregationLost) as told:
+                with pytest.raises(AggregationLost) as error:
                     workers[0].all_reduce(torch.ones(SIZE), deadline=1.5)
-                return str(told.value)
+                return str(error.value)
 
             def second() -> str:
                 until(lambda: workers[0]._memory.state["next"][0] > workers[0]._memory.state["floor"][0])
                 victims = {"switch": switch, "server": server}
                 victims[victim].kill()
                 victims[victim].wait()
-                with pytest.raises(AggregationLost) as told:
+                with pytest.raises(AggregationLost) as error:
                     workers[1].all_reduce(torch.ones(SIZE), deadline=1.0)
-                return str(told.value)
+                return str(error.value)
 
-            assert all("is gone" in told for told in at_once([first, second]))
+            assert all("is gone" in message for message in at_once([first, second]))
         other = server if victim == "switch" else switch
         other.send_signal(signal.SIGTERM)
         assert other.communicate(timeout=60)[0].startswith("Stopped  {") and other.returncode == 0
@@ -179,7 +179,7 @@ def test_a_hook_gives_ddp_the_means_that_all_reduce_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["serve", "--server", "x"], "address 'x' is none, accepted is such as"),
         (["serve", "--server", "h:1", "--results", "y"], "--results 'y' is unknown; accepted are server"),
@@ -189,24 +189,24 @@ def test_a_hook_gives_ddp_the_means_that_all_reduce_gives() -> None:
     ],
 )
 def test_bad_input_ends_in_a_sentence(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["windtunnel", "network", "aggregation", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_addresses_are_kept_as_the_kernel_has_them() -> None:
     for place in (("127.0.0.1", 7000), ("10.1.2.3", 65535), ("0.0.0.0", 1)):
         assert datagrams.address(datagrams.word(place)) == place
-    with udp() as one, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+    with udp() as receiver, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         packets = np.zeros((4, 8), np.uint8).view("V8").reshape(4)
         came = datagrams.batch(4, packets)
-        assert datagrams.receive(came, one.fileno()) < 0
-        other.sendto(b"12345", one.getsockname())
-        datagrams.wait(came, one.fileno(), False, 1000)
-        assert datagrams.receive(came, one.fileno()) == 1
+        assert datagrams.receive(came, receiver.fileno()) < 0
+        other.sendto(b"12345", receiver.getsockname())
+        datagrams.wait(came, receiver.fileno(), False, 1000)
+        assert datagrams.receive(came, receiver.fileno()) == 1
         assert came.messages["size"][0] == 5 and packets[0].tobytes()[:5] == b"12345"
         assert datagrams.address(int(came.addresses["word"][0]))[1] == other.getsockname()[1]

@@ -132,29 +132,29 @@ class Chaos:
                 self.tell(job, sequence, sum_, bits)
             return
         self.newest[job] = max(self.newest[job], sequence)
-        seen = FragmentOffer(
+        offer = FragmentOffer(
             self.rules, bits, FULL, level, kind == "resent", sequence <= self.newest[job] - WINDOW,
             slot is not None, mine,
             (self.newest[slot.job] - slot.sequence) // WINDOW if slot is not None else 0,
             slot is not None and slot.bits == FULL, slot.bits if slot else 0, slot.level if slot else 0,
         )  # fmt: skip
-        made = decide(seen)
-        assert isinstance(made, SlotDecision)
-        if made.action == "raw":
+        decision = decide(offer)
+        assert isinstance(decision, SlotDecision)
+        if decision.action == "raw":
             if slot is not None:
-                assert made.level <= slot.level
-                slot.level = made.level
+                assert decision.level <= slot.level
+                slot.level = decision.level
             self.bag.append((SERVER, kind, job, sequence, bits, sum_))
-        elif made.action == "flush":
+        elif decision.action == "flush":
             self.flush(at)
             self.bag.append((SERVER, kind, job, sequence, bits, sum_))
-        elif made.action != "drop":
-            if made.action == "swap":
+        elif decision.action != "drop":
+            if decision.action == "swap":
                 self.flush(at)
             before = slot.sum if mine and slot is not None else Counter()
-            self.slots[at] = Slot(job, sequence, made.there, made.level, before + sum_)
-            if made.action == "complete":
-                self.bag.append((SERVER, "gradient", job, sequence, made.there, before + sum_))
+            self.slots[at] = Slot(job, sequence, decision.there, decision.level, before + sum_)
+            if decision.action == "complete":
+                self.bag.append((SERVER, "gradient", job, sequence, decision.there, before + sum_))
                 if self.direct:
                     self.tell(job, sequence, before + sum_)
                 elif not self.rules.hold:
@@ -166,17 +166,17 @@ class Chaos:
             return
         if sequence > entry.sequence:
             entry.sequence, entry.have, entry.sum = sequence, 0, Counter()
-        made = decide(PartialSum(bits, entry.have, FULL))
-        assert isinstance(made, SumDecision)
-        if made.action in ("add", "complete", "take"):
-            before = Counter() if made.action == "take" else entry.sum
-            entry.have, entry.sum = made.have, before + sum_
+        decision = decide(PartialSum(bits, entry.have, FULL))
+        assert isinstance(decision, SumDecision)
+        if decision.action in ("add", "complete", "take"):
+            before = Counter() if decision.action == "take" else entry.sum
+            entry.have, entry.sum = decision.have, before + sum_
         if self.direct and bits == FULL:
             self.bag.append((SWITCH, "known", job, sequence, 0, Counter(), 0))
-        elif made.action in ("complete", "take"):
+        elif decision.action in ("complete", "take"):
             self.whole(entry.sum)
             self.bag.append((SWITCH, "result", job, sequence, FULL, entry.sum, 0))
-        elif made.action == "answer" and kind == "resent":
+        elif decision.action == "answer" and kind == "resent":
             self.bag.append((SWITCH, "result", job, sequence, bits, entry.sum, 0))
 
     def remind(self) -> None:
@@ -230,10 +230,10 @@ def test_every_worker_is_in_every_sum_once(
 def test_a_slot_is_taken_from_whom_it_is_less_urgent_to_and_nobody_holds_it_for_ever() -> None:
     refused = FragmentOffer(ESA, 1, FULL, priority=7, occupied=True, there=2, level=200)
     tries = 0
-    while (made := decide(refused)).action == "raw":  # type: ignore[union-attr]
-        refused = replace(refused, level=made.level)  # type: ignore[union-attr]
+    while (decision := decide(refused)).action == "raw":  # type: ignore[union-attr]
+        refused = replace(refused, level=decision.level)  # type: ignore[union-attr]
         tries += 1
-    assert made == SlotDecision("swap", 1, 7) and tries == 5
+    assert decision == SlotDecision("swap", 1, 7) and tries == 5
     assert POLICIES["atp"](refused) == SlotDecision("raw", 2, refused.level)
     whole = replace(refused, there=FULL, whole=True)
     assert decide(whole).action == "raw"  # type: ignore[union-attr]
@@ -247,10 +247,10 @@ def test_a_slot_is_taken_from_whom_it_is_less_urgent_to_and_nobody_holds_it_for_
 def test_fragments_of_a_window_do_not_meet_each_other(name: str, job: int, first: int, slots: int) -> None:
     share = slots // 16
     window = min(128, share if RULES[name].static else slots)
-    found = {where(RULES[name].code, job, first + one, slots, share) for one in range(window)}
-    assert len(found) == window and all(0 <= one < slots for one in found)
+    places = {where(RULES[name].code, job, first + offset, slots, share) for offset in range(window)}
+    assert len(places) == window and all(0 <= place < slots for place in places)
     if RULES[name].static:
-        assert {one // share for one in found} == {job}
+        assert {place // share for place in places} == {job}
 
 
 def test_one_asks_at_once_when_later_ones_came_and_then_ever_less_often() -> None:
@@ -281,21 +281,21 @@ def test_fixed_point_sums_are_the_sums_of_the_rounded_values(
     values[rng.random((workers, size)) < 0.1] = 0.0
     blocks, room = -(-size // fixed.VALUES), fixed.headroom(workers)
     codes = np.empty((workers, blocks), np.int32)
-    for one, own in zip(values, codes, strict=True):
-        fixed.exponents(one, own)
-    agreed, found = codes.max(axis=0), np.empty(size, np.float32)
+    for row, own in zip(values, codes, strict=True):
+        fixed.exponents(row, own)
+    agreed, floats = codes.max(axis=0), np.empty(size, np.float32)
     for block, code in enumerate(agreed.tolist()):
         part = slice(block * fixed.VALUES, (block + 1) * fixed.VALUES)
         factor = np.ldexp(1.0, 30 - room - code)
         sums, own = np.zeros(fixed.VALUES, np.int32), np.empty(fixed.VALUES, np.int32)
-        for one in values:
-            fixed.to_fixed(one[part], factor, own)
+        for row in values:
+            fixed.to_fixed(row[part], factor, own)
             assert not fixed.add(sums, own), "log2 of the workers is room enough"
-        fixed.from_fixed(sums, factor, found[part])
+        fixed.from_fixed(sums, factor, floats[part])
         assert np.all(np.abs(values[:, part]) < np.ldexp(1.0, code))
     exact = values.astype(np.float64).sum(axis=0)
     step = np.ldexp(1.0, np.repeat(agreed, fixed.VALUES)[:size] + room - 30)
-    assert np.all(np.abs(found - exact) <= workers * step / 2 + np.abs(exact) * 2.0**-23)
+    assert np.all(np.abs(floats - exact) <= workers * step / 2 + np.abs(exact) * 2.0**-23)
 
 
 def test_what_does_not_fit_is_marked_and_held_at_the_ends() -> None:
@@ -315,6 +315,6 @@ def test_what_does_not_fit_is_marked_and_held_at_the_ends() -> None:
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_policy_by_name_goes_by_its_own_rules(name: str) -> None:
-    seen = FragmentOffer(SwitchRules(), 1, FULL, priority=9, occupied=True, there=2, level=1)
-    assert POLICIES[name](seen) == decide(replace(seen, rules=RULES[name]))
+    offer = FragmentOffer(SwitchRules(), 1, FULL, priority=9, occupied=True, there=2, level=1)
+    assert POLICIES[name](offer) == decide(replace(offer, rules=RULES[name]))
     assert POLICIES[name](PartialSum(1, 6, FULL)) == SumDecision("complete", FULL)

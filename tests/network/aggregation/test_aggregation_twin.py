@@ -22,26 +22,26 @@ RULES = {
 def test_sums_are_plain_sums_whatever_gets_lost_and_slots_are_free_at_the_end(rules: SwitchRules) -> None:
     for loss, racks, direct in ((0.0, 1, False), (0.05, 1, True), (0.05, 2, False), (0.2, 3, True)):
         world = AggregationWorld(slots=24, window=16, loss=loss, racks=racks, direct=direct)
-        found = emulate(PAIR, world, rules, seed=3)
-        assert found.wrong == 0
+        report = emulate(PAIR, world, rules, seed=3)
+        assert report.wrong == 0
         if not loss or not (direct or rules.hold):
-            assert found.occupied == 0, "a slot whose result was lost is held until its job is further"
-        assert all(found.jct), (loss, racks, direct)
-        assert found == emulate(PAIR, world, rules, seed=3)
+            assert report.occupied == 0, "a slot whose result was lost is held until its job is further"
+        assert all(report.jct), (loss, racks, direct)
+        assert report == emulate(PAIR, world, rules, seed=3)
 
 
 def test_alone_esa_is_atp_to_the_byte() -> None:
     for racks in (1, 2):
-        one, other = (emulate([SMALL], AggregationWorld(racks=racks), rules, seed=1) for rules in (ATP, ESA))
-        assert one == other and one.actions["raw"] == one.actions["swap"] == one.resent == 0
+        atp, esa = (emulate([SMALL], AggregationWorld(racks=racks), rules, seed=1) for rules in (ATP, ESA))
+        assert atp == esa and atp.actions["raw"] == atp.actions["swap"] == atp.resent == 0
 
 
 def test_with_memory_for_all_every_rule_adds_all_in_the_switch() -> None:
-    wanted = sum(one.fragments * one.iterations for one in PAIR)
+    wanted = sum(job.fragments * job.iterations for job in PAIR)
     for rules in (SWITCHML, ATP, ESA):
-        found = emulate(PAIR, AggregationWorld(slots=4096, jitter=0.0, window=16), rules, seed=0)
-        assert found.actions["complete"] == found.server_packets == wanted or rules is not SWITCHML
-        assert found.actions["complete"] >= 0.95 * wanted
+        report = emulate(PAIR, AggregationWorld(slots=4096, jitter=0.0, window=16), rules, seed=0)
+        assert report.actions["complete"] == report.server_packets == wanted or rules is not SWITCHML
+        assert report.actions["complete"] >= 0.95 * wanted
 
 
 def test_memory_that_is_scarce_goes_to_who_comes_first_or_to_whom_it_is_taken_for() -> None:
@@ -54,11 +54,11 @@ def test_memory_that_is_scarce_goes_to_who_comes_first_or_to_whom_it_is_taken_fo
 
 def test_what_a_network_can_do_at_best_bounds_what_is_emulated() -> None:
     job, world = replace(SMALL, compute=0.0, iterations=1), AggregationWorld(jitter=0.0)
-    found = emulate([job], world, ESA, seed=0)
+    report = emulate([job], world, ESA, seed=0)
     serial = job.fragments * world.packet / world.rate
     hops = 4 * (world.delay + world.packet / world.rate)
-    assert serial < found.jct[0] < 1.1 * (serial + hops)
-    up = [found.bytes[2 + 2 * worker] for worker in range(job.workers)]
+    assert serial < report.jct[0] < 1.1 * (serial + hops)
+    up = [report.bytes[2 + 2 * worker] for worker in range(job.workers)]
     assert up == [job.fragments * world.packet] * 4
 
 

@@ -72,12 +72,12 @@ def least_mean(
     entries = [(row, at, value) for row, (terms, _) in enumerate(rows) for at, value in terms.items()]
     row, at, value = zip(*entries, strict=True)
     limits = LinearConstraint(coo_matrix((value, (row, at))).tocsr(), -np.inf, [bound for _, bound in rows])
-    found = milp(
+    solution = milp(
         cost, constraints=limits, integrality=whole, bounds=Bounds(0.0, upper), options={"time_limit": limit}
     )
-    if found.status != 0:
+    if solution.status != 0:
         return None
-    return float(found.fun) - sum(job.begins for job in jobs) / len(jobs)
+    return float(solution.fun) - sum(job.begins for job in jobs) / len(jobs)
 
 
 def _slots(seconds: float, slot: float) -> int:

@@ -78,19 +78,22 @@ def tried(*words: Any, **more: Any) -> GraphRun:
 @real
 def test_the_worked_example_runs_in_its_order_and_its_log_decides_the_same(tmp_path: Path) -> None:
     job, log = sleeps(example(0.03)), EventLog(tmp_path / "log")
-    made = tried([job], RESOURCES, "mxdag", decided=partial(log.decision, "network.dag", "mxdag"))
+    outcome = tried([job], RESOURCES, "mxdag", decided=partial(log.decision, "network.dag", "mxdag"))
     log.close()
-    ends = {name: end for (_, name), (_, end) in made.tasks.items()}
-    begins = {name: begin for (_, name), (begin, _) in made.tasks.items()}
+    ends = {name: end for (_, name), (_, end) in outcome.tasks.items()}
+    begins = {name: begin for (_, name), (begin, _) in outcome.tasks.items()}
     for task in job.tasks:
         assert all(ends[before] <= begins[task.name] for before in task.after)
-    assert made.jobs["example"] == max(ends.values()) == made.mean
-    told = eventlog.decisions(tmp_path / "log")
-    seen = [from_plain(Observation, one["observation"]) for one in told]
-    assert [from_plain(Decision, one["decision"]) for one in told] == list(map(decide, seen))
-    assert len(seen) == made.decisions
-    assert any({one.task: one.priority for one in decide(look).shares} == {"f1": 0, "f2": 1} for look in seen)
-    left = [one.left for look in seen for one in look.pending if one.task.name == "f2"]
+    assert outcome.jobs["example"] == max(ends.values()) == outcome.mean
+    records = eventlog.decisions(tmp_path / "log")
+    observations = [from_plain(Observation, record["observation"]) for record in records]
+    assert [from_plain(Decision, record["decision"]) for record in records] == list(map(decide, observations))
+    assert len(observations) == outcome.decisions
+    assert any(
+        {share.task: share.priority for share in decide(look).shares} == {"f1": 0, "f2": 1}
+        for look in observations
+    )
+    left = [entry.left for look in observations for entry in look.pending if entry.task.name == "f2"]
     assert left == sorted(left, reverse=True) and left[0] == 0.03 * LINE
 
 
@@ -99,7 +102,7 @@ def test_the_worked_example_runs_in_its_order_and_its_log_decides_the_same(tmp_p
 def test_every_schedule_ends_what_there_is(schedule: str) -> None:
     """Two jobs that share processors and lines: a ring, pieces of a pipeline."""
     ring = tuple((f"{host}.{way}", 4 / 3) for host in "abc" for way in ("out", "in"))
-    one = GraphJob(
+    first = GraphJob(
         "one",
         (
             compute("x", "a", 0.02, unit=0.01),
@@ -108,10 +111,10 @@ def test_every_schedule_ends_what_there_is(schedule: str) -> None:
         ),
     )
     other = GraphJob("other", (compute("x", "a", 0.02), send("f", "a", "c", 0.02, "x")), begins=0.01)
-    made = tried([one, other], RESOURCES, schedule)
-    assert set(made.jobs) == {"one", "other"} and len(made.tasks) == 5
-    assert made.tasks["other", "x"][0] >= 0.01
-    spans = sorted(made.tasks[job, "x"] for job in made.jobs)
+    outcome = tried([first, other], RESOURCES, schedule)
+    assert set(outcome.jobs) == {"one", "other"} and len(outcome.tasks) == 5
+    assert outcome.tasks["other", "x"][0] >= 0.01
+    spans = sorted(outcome.tasks[job, "x"] for job in outcome.jobs)
     if schedule != "mxdag":  # pieces of one may come between
         assert spans[0][1] - spans[0][0] >= 0.02 <= spans[1][1] - spans[1][0]
 
@@ -129,13 +132,13 @@ def test_a_command_that_fails_ends_all_in_an_error_that_names_it(capfd: pytest.C
         with pytest.raises(ScriptError, match=f"job: task bad on a: .*{words[0]}.*{said}"):
             tried([job], RESOURCES, "fair")
         assert agents() == []
-    told = capfd.readouterr()
-    assert "job.bad@a" in told.err and "no-such-program: No such file" in told.err and not told.out
+    output = capfd.readouterr()
+    assert "job.bad@a" in output.err and "no-such-program: No such file" in output.err and not output.out
 
 
 def agents(parent: int | None = None) -> list[int]:
-    found = processes.descendants(parent or os.getpid())
-    return [pid for pid in found if "agent.py" in processes.command_line(pid)]
+    pids = processes.descendants(parent or os.getpid())
+    return [pid for pid in pids if "agent.py" in processes.command_line(pid)]
 
 
 LONG = GraphJob(
@@ -175,8 +178,8 @@ def under_way() -> Iterator[list[BaseException]]:
 
 def sleeping(parents: list[int]) -> list[int]:
     """Commands of `LONG` that these run."""
-    found = [pid for parent in parents for pid in processes.descendants(parent)]
-    return [pid for pid in found if processes.command_line(pid) == "sleep 600"]
+    pids = [pid for parent in parents for pid in processes.descendants(parent)]
+    return [pid for pid in pids if processes.command_line(pid) == "sleep 600"]
 
 
 @real
@@ -214,9 +217,9 @@ def test_nothing_outlives_who_runs_it(number: signal.Signals, tmp_path: Path) ->
         until(lambda: command.poll() is not None or sleeping(agents(command.pid)))
         if command.poll() is not None:
             assert command.stderr is not None
-            told = command.stderr.read().decode()
-            assert "cannot be had here" in told or network.missing(), told
-            pytest.skip(told.splitlines()[-1])
+            message = command.stderr.read().decode()
+            assert "cannot be had here" in message or network.missing(), message
+            pytest.skip(message.splitlines()[-1])
         inside = [Path(f"/proc/{pid}/ns/net") for pid in agents(command.pid)]
         spaces = {str(link.readlink()) for link in inside}
         assert len(spaces) == 3
@@ -265,11 +268,14 @@ def test_the_verb_runs_a_file_and_says_what_was_emulated(tmp_path: Path) -> None
                 pytest.skip(str(error))
             raise
 
-    told = json.loads(invoked(tasks.replace("MARK", str(mark)), "--schedule", "all", "--json"))
-    assert mark.exists() and set(told["runs"]) == set(SCHEDULES)
-    for one in told["runs"].values():
-        assert one["emulated"] == pytest.approx(0.06) and one["jobs"]["j"] == one["tasks"]["j"]["f"][1]
-        assert 0 <= one["short"] < 1 and one["deciding"] > 0 and one["decisions"] >= 3
+    report = json.loads(invoked(tasks.replace("MARK", str(mark)), "--schedule", "all", "--json"))
+    assert mark.exists() and set(report["runs"]) == set(SCHEDULES)
+    for outcome in report["runs"].values():
+        assert (
+            outcome["emulated"] == pytest.approx(0.06)
+            and outcome["jobs"]["j"] == outcome["tasks"]["j"]["f"][1]
+        )
+        assert 0 <= outcome["short"] < 1 and outcome["deciding"] > 0 and outcome["decisions"] >= 3
     assert "measured; emulated 60.0 ms" in invoked(tasks.replace("MARK", str(mark)))
     with pytest.raises(ScriptError, match="task x on a: touch /none/there ended with status 1"):
         invoked(tasks.replace("MARK", "/none/there"))
@@ -281,13 +287,13 @@ def test_the_verb_runs_a_file_and_says_what_was_emulated(tmp_path: Path) -> None
 
 def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*tasks: GraphTask) -> str:
-        with pytest.raises(UserError) as found:
+        with pytest.raises(UserError) as error:
             run([GraphJob("j", tasks)], {**RESOURCES, "core": 1e9}, "fair")
-        return str(found.value)
+        return str(error.value)
 
     monkeypatch.setattr(network, "missing", lambda: None)
-    one = GraphTask("f", "network", 1.0, (("a.out", 1.0), ("core", 1.0), ("b.in", 1.0)))
-    assert "task f loads a.out, core, b.in; accepted are one HOST.out" in refused(one)
+    flow = GraphTask("f", "network", 1.0, (("a.out", 1.0), ("core", 1.0), ("b.in", 1.0)))
+    assert "task f loads a.out, core, b.in; accepted are one HOST.out" in refused(flow)
     uneven = GraphTask("f", "network", 1.0, (("a.out", 1.0), ("b.in", 2.0)))
     assert "each as many times" in refused(uneven)
     pieces = compute("x", "a", 2.0, unit=1.0, command=("true",))

@@ -33,18 +33,18 @@ RESOURCES = hosts(3)
 
 def drawn(seed: int, jobs: int = 2, tasks: int = 6, *, pipelined: bool = False) -> list[GraphJob]:
     rng = np.random.default_rng(seed)
-    made = [
+    graphs = [
         random_graph(f"j{k}", rng, hosts=3, tasks=tasks, begins=float(rng.uniform(0, 2))) for k in range(jobs)
     ]
     if not pipelined:
-        return made
+        return graphs
 
     def piped(task: GraphTask) -> GraphTask:
         feeds = tuple(name for name in task.after if rng.random() < 0.7)
         after = tuple(name for name in task.after if name not in feeds)
         return replace(task, after=after, pipelined=feeds, unit=task.size / int(rng.integers(1, 5)))
 
-    return [replace(job, tasks=tuple(map(piped, job.tasks))) for job in made]
+    return [replace(job, tasks=tuple(map(piped, job.tasks))) for job in graphs]
 
 
 @given(st.integers(0, 10**6), st.sampled_from(SCHEDULES))
@@ -52,25 +52,25 @@ def drawn(seed: int, jobs: int = 2, tasks: int = 6, *, pipelined: bool = False) 
 def test_order_and_capacity_hold_and_nothing_is_idle_that_could_work(seed: int, schedule: str) -> None:
     jobs = drawn(seed, pipelined=seed % 2 == 0)
 
-    def look(seen: Observation, made: Decision) -> None:
-        world, links = World(seen.resources.values()), list(seen.resources)
-        ready = [one for one in seen.pending if one.ready and one.task.kind == "network"]
-        tasks = {(one.job, one.task.name): one.task for one in ready}
-        assert set(tasks) == {(share.job, share.task) for share in made.shares}
-        for share in made.shares:
+    def look(observation: Observation, decision: Decision) -> None:
+        world, links = World(observation.resources.values()), list(observation.resources)
+        ready = [entry for entry in observation.pending if entry.ready and entry.task.kind == "network"]
+        tasks = {(entry.job, entry.task.name): entry.task for entry in ready}
+        assert set(tasks) == {(share.job, share.task) for share in decision.shares}
+        for share in decision.shares:
             loads = {links.index(name): times for name, times in tasks[share.job, share.task].loads}
             world.start(1e9, loads, weight=share.weight, cap=share.cap, priority=share.priority)
-        left = np.array(list(seen.resources.values())) - world.loads()
-        for one in ready:  # work conserving: each has a full link
+        left = np.array(list(observation.resources.values())) - world.loads()
+        for entry in ready:  # work conserving: each has a full link
             assert any(
-                left[links.index(name)] <= 1e-6 * seen.resources[name] for name, _ in one.task.loads
-            ), (schedule, one)  # fmt: skip
+                left[links.index(name)] <= 1e-6 * observation.resources[name] for name, _ in entry.task.loads
+            ), (schedule, entry)  # fmt: skip
         for host in ("h0", "h1", "h2"):
-            on = [one for one in seen.pending if one.task.loads[0][0] == host and one.ready]
-            taken = sum(one.begun for one in on) + sum(
-                (one.job, one.task.name) in made.begin for one in on
+            on = [entry for entry in observation.pending if entry.task.loads[0][0] == host and entry.ready]
+            taken = sum(entry.begun for entry in on) + sum(
+                (entry.job, entry.task.name) in decision.begin for entry in on
             )  # fmt: skip
-            assert taken == min(len(on), seen.resources[host])
+            assert taken == min(len(on), observation.resources[host])
 
     done = emulate(jobs, RESOURCES, schedule, decided=look)
     for job in jobs:
@@ -88,7 +88,7 @@ def test_order_and_capacity_hold_and_nothing_is_idle_that_could_work(seed: int, 
 @settings(max_examples=40, deadline=None)
 def test_the_critical_path_is_the_longest_of_all_and_slack_is_what_it_spares(seed: int) -> None:
     (job,) = drawn(seed, 1, 7)
-    found, tasks = paths(job, RESOURCES), {task.name: task for task in job.tasks}
+    analysis, tasks = paths(job, RESOURCES), {task.name: task for task in job.tasks}
 
     def ways(name: str) -> list[list[str]]:
         return [[*way, name] for before in tasks[name].after for way in ways(before)] or [[name]]
@@ -97,15 +97,15 @@ def test_the_critical_path_is_the_longest_of_all_and_slack_is_what_it_spares(see
         return sum(alone(tasks[name], RESOURCES) for name in way)
 
     every = [way for name in tasks for way in ways(name)]
-    assert found.length == pytest.approx(max(map(seconds, every)))
-    assert seconds(list(found.critical)) == pytest.approx(found.length)
+    assert analysis.length == pytest.approx(max(map(seconds, every)))
+    assert seconds(list(analysis.critical)) == pytest.approx(analysis.length)
     for name in tasks:
         longest = max(seconds(way) for way in every if name in way)
-        assert found.slack(name) == pytest.approx(found.length - longest, abs=1e-9)
-    beside = [name for copath in found.copaths for name in copath.tasks]
-    assert sorted([*beside, *found.critical]) == sorted(tasks)
-    for copath in found.copaths:
-        assert copath.spare == pytest.approx(min(map(found.slack, copath.tasks)))
+        assert analysis.slack(name) == pytest.approx(analysis.length - longest, abs=1e-9)
+    beside = [name for copath in analysis.copaths for name in copath.tasks]
+    assert sorted([*beside, *analysis.critical]) == sorted(tasks)
+    for copath in analysis.copaths:
+        assert copath.spare == pytest.approx(min(map(analysis.slack, copath.tasks)))
         assert {copath.behind, copath.before} <= {"", *tasks}
 
 
@@ -129,10 +129,11 @@ def test_pieces_sum_to_their_tasks_and_never_lengthen_a_path(seed: int) -> None:
     for job in drawn(seed, 1, pipelined=True):
         plain = split(job)
         for task in job.tasks:
-            sizes = [one.size for one in plain.tasks if one.name.partition("#")[0] == task.name]
+            sizes = [piece.size for piece in plain.tasks if piece.name.partition("#")[0] == task.name]
             assert sum(sizes) == pytest.approx(task.size) and min(sizes) > 0
         whole = replace(
-            job, tasks=tuple(replace(one, after=one.after + one.pipelined, pipelined=()) for one in job.tasks)
+            job,
+            tasks=tuple(replace(task, after=task.after + task.pipelined, pipelined=()) for task in job.tasks),
         )
         assert paths(job, RESOURCES).length <= paths(whole, RESOURCES).length * (1 + 1e-9)
 
@@ -140,23 +141,26 @@ def test_pieces_sum_to_their_tasks_and_never_lengthen_a_path(seed: int) -> None:
 @given(st.integers(0, 10**6))
 @settings(max_examples=15, deadline=None)
 def test_tasks_without_slack_go_before_those_of_their_job_that_have_some(seed: int) -> None:
-    def look(seen: Observation, made: Decision) -> None:
-        if made == decide(replace(seen, schedule="fair")):
+    def look(observation: Observation, decision: Decision) -> None:
+        if decision == decide(replace(observation, schedule="fair")):
             return  # what-if took it
-        priority = {(one.job, one.task): one.priority for one in made.shares}
-        for job in {one.job for one in seen.pending}:
-            mine = [one for one in seen.pending if one.job == job]
-            here = {one.task.name for one in mine}
+        priority = {(share.job, share.task): share.priority for share in decision.shares}
+        for job in {entry.job for entry in observation.pending}:
+            mine = [entry for entry in observation.pending if entry.job == job]
+            here = {entry.task.name for entry in mine}
             rest = GraphJob(job, tuple(
-                replace(one.task, size=one.left, after=tuple(name for name in one.task.after if name in here))
-                for one in mine
+                replace(
+                    entry.task, size=entry.left,
+                    after=tuple(name for name in entry.task.after if name in here),
+                )
+                for entry in mine
             ))  # fmt: skip
-            found = paths(rest, seen.resources)
-            ready = [one.task.name for one in mine if (job, one.task.name) in priority]
-            urgent = [name for name in ready if found.slack(name) <= 1e-9]
-            easy = [name for name in ready if found.slack(name) > 0.051 * found.length]
-            assert all(priority[job, one] < priority[job, other] for one in urgent for other in easy)
-        assert made.until > seen.now
+            analysis = paths(rest, observation.resources)
+            ready = [entry.task.name for entry in mine if (job, entry.task.name) in priority]
+            urgent = [name for name in ready if analysis.slack(name) <= 1e-9]
+            easy = [name for name in ready if analysis.slack(name) > 0.051 * analysis.length]
+            assert all(priority[job, name] < priority[job, other] for name in urgent for other in easy)
+        assert decision.until > observation.now
 
     emulate(drawn(seed), RESOURCES, "mxdag", decided=look)
 
@@ -169,7 +173,7 @@ def test_names_make_no_difference_and_the_same_is_the_same_again(seed: int, sche
     names = {name: f"{rng.integers(10**9)}" for name in sorted(every)}
 
     def other(task: GraphTask) -> GraphTask:
-        return replace(task, name=names[task.name], after=tuple(names[one] for one in task.after))
+        return replace(task, name=names[task.name], after=tuple(names[name] for name in task.after))
 
     renamed = [replace(job, name=names[job.name], tasks=tuple(map(other, job.tasks))) for job in jobs]
     once, again, there = (emulate(given, RESOURCES, schedule) for given in (jobs, jobs, renamed))
@@ -183,7 +187,7 @@ def test_schedules_are_no_better_than_the_optimum_and_mxdag_is_near_it() -> None
         jobs = [random_graph(f"j{k}", rng, hosts=3, tasks=3, seconds=1.0, whole=True) for k in range(2)]
         done = {name: emulate(jobs, RESOURCES, name) for name in SCHEDULES}
         least = least_mean(jobs, RESOURCES, 1.0, round(sum(done["fair"].jobs.values())) + 1)
-        assert least is not None and all(one.mean >= least * (1 - 1e-9) for one in done.values())
+        assert least is not None and all(outcome.mean >= least * (1 - 1e-9) for outcome in done.values())
         over.append(done["mxdag"].mean / least - 1)
     assert np.mean(over) <= 0.05
 
@@ -201,12 +205,18 @@ def test_jobs_that_are_all_there_end_on_average_no_later_than_by_fair(seed: int)
 
 def test_a_wrong_size_is_put_right_as_it_is_seen() -> None:
     job = drawn(3, 1)[0]
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     wrong = {(job.name, task.name): 0.5 for task in job.tasks}
-    done = emulate([job], RESOURCES, "mxdag", believed=wrong, decided=lambda one, _: seen.append(one))
+    done = emulate(
+        [job],
+        RESOURCES,
+        "mxdag",
+        believed=wrong,
+        decided=lambda observation, _: observations.append(observation),
+    )
     assert set(done.tasks) == {(job.name, task.name) for task in job.tasks}
-    assert seen[0].pending[0].task.size == pytest.approx(0.5 * job.tasks[0].size)
-    assert all(one.left > 0 for look in seen for one in look.pending)
+    assert observations[0].pending[0].task.size == pytest.approx(0.5 * job.tasks[0].size)
+    assert all(entry.left > 0 for look in observations for entry in look.pending)
 
 
 def test_madd_ends_a_coflow_together_and_gives_the_rest_again() -> None:
@@ -231,7 +241,7 @@ GOOD = GraphTask("a", "compute", 1.0, (("h0", 1.0),))
 
 
 @pytest.mark.parametrize(
-    ("tasks", "told"),
+    ("tasks", "message"),
     [
         ((replace(GOOD, after=("b",)), replace(GOOD, name="b", pipelined=("a",))), "a -> b -> a|b -> a -> b"),
         ((replace(GOOD, after=("z",)),), "comes after 'z', accepted are tasks of its job: a"),
@@ -247,8 +257,8 @@ GOOD = GraphTask("a", "compute", 1.0, (("h0", 1.0),))
         ((), "has no tasks"),
     ],
 )
-def test_jobs_that_are_none_are_refused(tasks: tuple[GraphTask, ...], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_jobs_that_are_none_are_refused(tasks: tuple[GraphTask, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         checked([GraphJob("j", tasks)], RESOURCES)
 
 
@@ -281,15 +291,15 @@ def test_a_job_that_nobody_serves_is_not_looked_at_all_the_time() -> None:
 
 def test_a_policy_that_leaves_tasks_standing_is_told_of() -> None:
     with pytest.raises(ValueError, match="1 tasks have not ended, and none of them is under way"):
-        emulate([GraphJob("j", (GOOD,))], RESOURCES, "fair", decide=lambda seen: Decision((), ()))
+        emulate([GraphJob("j", (GOOD,))], RESOURCES, "fair", decide=lambda observation: Decision((), ()))
 
 
 @pytest.mark.parametrize(("size", "first"), [(30.0, "short"), (0.4, "long")])
 def test_slack_yields_a_processor_only_for_less_than_there_is_of_it(size: float, first: str) -> None:
     short = GraphJob("short", (replace(GOOD, size=0.5), replace(GOOD, name="b", loads=(("h1", 1.0),))))
-    long, made = GraphJob("long", (replace(GOOD, size=size),)), list[Decision]()
-    emulate([long, short], RESOURCES, "mxdag", decided=lambda _, one: made.append(one))
-    assert (first, "a") in made[0].begin
+    long, decisions = GraphJob("long", (replace(GOOD, size=size),)), list[Decision]()
+    emulate([long, short], RESOURCES, "mxdag", decided=lambda _, decision: decisions.append(decision))
+    assert (first, "a") in decisions[0].begin
 
 
 share = st.builds(
@@ -300,27 +310,27 @@ loads = st.dictionaries(st.sampled_from(["p", "q", "r"]), st.floats(0.5, 2), min
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(share, loads), max_size=8, unique_by=lambda one: one[0].task))
+@given(st.lists(st.tuples(share, loads), max_size=8, unique_by=lambda pair: pair[0].task))
 def test_lines_are_filled_in_order_of_priority(given_: list[tuple[TaskShare, dict[str, float]]]) -> None:
     """No line is over its bytes/s, no flow over its cap; one that is below has a full line on which none of
     its priority has more for its weight, and none of a later one has anything."""
     lines = {"p": 1.0, "q": 1.5, "r": 0.5}
-    on = {("j", one.task): tuple(found.items()) for one, found in given_}
-    rates = filled([one for one, _ in given_], on, lines)
+    on = {("j", share.task): tuple(load.items()) for share, load in given_}
+    rates = filled([share for share, _ in given_], on, lines)
     used = {name: sum(rate * dict(on[key]).get(name, 0.0) for key, rate in rates.items()) for name in lines}
     assert all(used[name] <= lines[name] * (1 + 1e-6) for name in lines)
-    shares = {("j", one.task): one for one, _ in given_}
-    for key, one in shares.items():
-        assert rates[key] <= one.cap * (1 + 1e-6)
-        if rates[key] < one.cap * (1 - 1e-6):
+    shares = {("j", share.task): share for share, _ in given_}
+    for key, share in shares.items():
+        assert rates[key] <= share.cap * (1 + 1e-6)
+        if rates[key] < share.cap * (1 - 1e-6):
             assert any(
                 used[name] >= lines[name] * (1 - 1e-6)
                 and all(
-                    rates[other] / more.weight <= rates[key] / one.weight * (1 + 1e-6) + 1e-9
-                    if more.priority == one.priority
+                    rates[other] / more.weight <= rates[key] / share.weight * (1 + 1e-6) + 1e-9
+                    if more.priority == share.priority
                     else rates[other] <= 1e-6
                     for other, more in shares.items()
-                    if more.priority >= one.priority and name in dict(on[other])
+                    if more.priority >= share.priority and name in dict(on[other])
                 )
                 for name, _ in on[key]
             )

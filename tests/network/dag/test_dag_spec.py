@@ -62,7 +62,7 @@ def test_a_file_is_jobs_in_order_on_hosts_and_links() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         (("version",), 2, "version is 2, accepted is 1, the only one"),
         (("resources", "a", "nic"), float("nan"), "resources.a.nic is nan, accepted is a positive number"),
@@ -86,8 +86,10 @@ def test_a_file_is_jobs_in_order_on_hosts_and_links() -> None:
         (("jobs",), [1], r"jobs is \[1\], accepted is a mapping"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_is_accepted(path: tuple[str, ...], value: Any, told: str) -> None:
-    with pytest.raises(UserError, match=f"^jobs.yaml: .*{told}"):
+def test_what_is_wrong_is_named_with_what_is_accepted(
+    path: tuple[str, ...], value: Any, message: str
+) -> None:
+    with pytest.raises(UserError, match=f"^jobs.yaml: .*{message}"):
         check(put(path, value), "jobs.yaml")
 
 
@@ -122,13 +124,13 @@ def test_the_verb_runs_compares_and_logs_what_replay_makes_anew(tmp_path: Path) 
     words = ["network", "dag", "run", str(file), "--schedule", "all"]
     done = CliRunner().invoke(app, [*words, "--log", str(log), "--what-if", "read=2 s", "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    assert told["jobs"]["sort"]["critical"] == ["read", "copy"] and told["jobs"]["sort"]["length"] == 7.2
-    assert set(told["runs"]) == set(told["what_if"]) == {"fair", "fifo", "sebf", "cpath", "mxdag"}
-    assert told["what_if"]["mxdag"]["mean"] < told["runs"]["mxdag"]["mean"] == pytest.approx(7.2)
-    assert told["runs"]["fair"]["tasks"]["sort"]["read"] == [1.0, 5.0]
+    report = json.loads(done.output)
+    assert report["jobs"]["sort"]["critical"] == ["read", "copy"] and report["jobs"]["sort"]["length"] == 7.2
+    assert set(report["runs"]) == set(report["what_if"]) == {"fair", "fifo", "sebf", "cpath", "mxdag"}
+    assert report["what_if"]["mxdag"]["mean"] < report["runs"]["mxdag"]["mean"] == pytest.approx(7.2)
+    assert report["runs"]["fair"]["tasks"]["sort"]["read"] == [1.0, 5.0]
     (part,) = replay(log).parts
-    assert part.differences == [] and set(part.recorded_by) == set(told["runs"]) and part.recorded_cost
+    assert part.differences == [] and set(part.recorded_by) == set(report["runs"]) and part.recorded_cost
     (other,) = replay(log, "sebf").parts
     assert other.differences
     assert "beside it shuffle -> merge" in CliRunner().invoke(app, words).output

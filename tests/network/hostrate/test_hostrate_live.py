@@ -30,8 +30,8 @@ pytestmark = [
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with veth(tmp_path) as found:
-        yield found
+    with veth(tmp_path) as place:
+        yield place
 
 
 def test_a_controller_keeps_the_queue_short_and_a_killed_one_leaves_nothing(
@@ -42,9 +42,9 @@ def test_a_controller_keeps_the_queue_short_and_a_killed_one_leaves_nothing(
     loop = place.command("wt0", tmp_path / "senders.yaml")
     try:
         assert loop.stdout is not None and loop.stderr is not None
-        told = loop.stdout.readline()
-        assert told.startswith("Runs  wt0, congestion control wt_hr_"), loop.stderr.read()
-        name = told.split()[4].rstrip(",")
+        line = loop.stdout.readline()
+        assert line.startswith("Runs  wt0, congestion control wt_hr_"), loop.stderr.read()
+        name = line.split()[4].rstrip(",")
         assert name in available()
         before = queues.queues("wt0", place.here)
         with sending(place, 4) as plugs:
@@ -84,16 +84,16 @@ def test_senders_of_a_cgroup_are_found_and_others_keep_their_own(place: Place) -
         entities = {"jobs": {"match": str(group)}, "other": {"match": str(inner)}}
         held = native.Senders(check(senders(by="cgroup", entities=entities), "senders.yaml"))
         try:
-            told = {}
+            controls = {}
             for folder in (None, group, inner):
                 join = f"open({str(folder)!r} + '/cgroup.procs', 'w').write('0');" if folder else ""
                 line = [sys.executable, "-c", join + code, str(place.port)]
                 done = place.do(lambda line=line: subprocess.run(line, capture_output=True, text=True))  # type: ignore[misc]
-                told[folder] = done.stdout.strip()
+                controls[folder] = done.stdout.strip()
                 if folder is group:
                     acked, _ = held.counts()
                     assert acked[0] > 50 and acked[1] == 0
-            assert told[group] == told[inner] == held.name != told[None]
+            assert controls[group] == controls[inner] == held.name != controls[None]
             assert held.counts()[0][1] > 50
         finally:
             held.close()

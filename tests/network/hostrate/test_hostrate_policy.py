@@ -40,22 +40,26 @@ observations = st.builds(
 
 @given(observations, st.sampled_from(sorted(POLICIES)))
 def test_windows_sum_to_no_more_than_the_whole_and_are_given_out_to_the_packet(
-    seen: Observation, name: str
+    observation: Observation, name: str
 ) -> None:
-    made = POLICIES[name](seen)
-    assert sum(one.window for one in made.shares) <= made.total
-    for one, share in zip(seen.entities, made.shares, strict=True):
+    decision = POLICIES[name](observation)
+    assert sum(share.window for share in decision.shares) <= decision.total
+    for tenant, share in zip(observation.entities, decision.shares, strict=True):
         if share.free:
             continue
-        assert one.sent > 0  # who sends nothing is not held back
+        assert tenant.sent > 0  # who sends nothing is not held back
         parts = [share.of_flow(number) for number in range(share.flows)]
         if share.pace is None:
             assert sum(parts) == share.window and max(parts) - min(parts) <= 1
         else:
             assert set(parts) == {PACED} and share.window < LEAST * share.flows
             assert share.flows * share.pace <= 1.13 * KNOWN.line
-    if name == "weights" and seen.backlog > KNOWN.upper and any(one.sent for one in seen.entities):
-        assert made.total >= KNOWN.least
+    if (
+        name == "weights"
+        and observation.backlog > KNOWN.upper
+        and any(tenant.sent for tenant in observation.entities)
+    ):
+        assert decision.total >= KNOWN.least
 
 
 def test_the_published_window_by_hand() -> None:
@@ -65,8 +69,8 @@ def test_the_published_window_by_hand() -> None:
         WindowTenant("b", 1.0, 3000.0, 4),
         WindowTenant("c", 1.0, 0.0, 0),
     )
-    made = published(Observation(KNOWN, 26.0, 0, two))
-    assert (made.total, [one.window for one in made.shares]) == (45, [18, 27, 0])
+    decision = published(Observation(KNOWN, 26.0, 0, two))
+    assert (decision.total, [share.window for share in decision.shares]) == (45, [18, 27, 0])
     assert published(Observation(KNOWN, 25.0, 45, two)).total == 0
 
 
@@ -88,9 +92,9 @@ def test_who_takes_less_than_half_of_his_share_is_free_and_the_rest_goes_by_weig
         WindowTenant("b", 1.0, 6e3, 2),
         WindowTenant("little", 1.0, 100.0, 4),
     )
-    one, two, little = decide(Observation(KNOWN, 30.0, 45, three)).shares
+    first, second, little = decide(Observation(KNOWN, 30.0, 45, three)).shares
     assert little.free
-    assert one.window == pytest.approx(3 * two.window, abs=3) and one.window + two.window >= 42
+    assert first.window == pytest.approx(3 * second.window, abs=3) and first.window + second.window >= 42
 
 
 def test_what_is_left_over_goes_round() -> None:
@@ -100,18 +104,18 @@ def test_what_is_left_over_goes_round() -> None:
         had = np.zeros(flows)
         for _ in range(flows):
             turn = meter.look(0.0, 0.0, np.array([0]), np.array([0])).entities[0].turn
-            made = Decision(45, (WindowShare(45, flows, turn % flows),))
-            meter.took(made)
-            had += [made.shares[0].of_flow(number) for number in range(flows)]
+            decision = Decision(45, (WindowShare(45, flows, turn % flows),))
+            meter.took(decision)
+            had += [decision.shares[0].of_flow(number) for number in range(flows)]
         assert set(had) == {45}
 
 
 def test_flows_are_counted_once_in_every_round_and_what_was_sent_over_ten_turns() -> None:
-    meter, seen = WindowMeter(KNOWN, [("a", 1.0)]), 0
+    meter, flows = WindowMeter(KNOWN, [("a", 1.0)]), 0
     for turn in range(120):
         if turn % 25 == 5:
-            seen += 6  # each flow once
-        last = meter.look(turn * 0.002, 0.0, np.array([turn * 20]), np.array([seen])).entities[0]
+            flows += 6  # each flow once
+        last = meter.look(turn * 0.002, 0.0, np.array([turn * 20]), np.array([flows])).entities[0]
     assert (last.flows, last.sent) == (6, pytest.approx(10_000.0))
 
 
@@ -120,8 +124,8 @@ def test_in_the_twin_the_queue_is_short_the_line_full_and_weights_hold() -> None
     cubic, held = (emulate([BulkTenant("bulk", 8)], arm, 0.5, 1) for arm in ("cubic", "weights"))
     assert held.latency < cubic.latency / 15 and held.goodput[0] > 0.95 * cubic.goodput[0]
     both = [BulkTenant("three", 4, 3.0), BulkTenant("one", 8)]
-    three, one = emulate(both, "weights", 1.0, 1).goodput
-    assert three / one == pytest.approx(3.0, rel=0.1)
+    three, single = emulate(both, "weights", 1.0, 1).goodput
+    assert three / single == pytest.approx(3.0, rel=0.1)
     assert held == emulate([BulkTenant("bulk", 8)], "weights", 0.5, 1)
     short = emulate([BulkTenant("bulk", 24)], "weights", 0.5, 1)
     assert short.latency < 0.8e-3 and short.goodput[0] > 0.93 * 25e6  # paced, and never empty for long
@@ -130,9 +134,11 @@ def test_in_the_twin_the_queue_is_short_the_line_full_and_weights_hold() -> None
 
 
 def test_a_decision_has_a_price() -> None:
-    seen = Observation(KNOWN, 100.0, 0, (WindowTenant("a", 1.0, 1e4, 2),))
-    assert cost(seen, decide(seen))["seconds in the queue"] == pytest.approx((45 - 100 / 3) * 1500 / 25e6)
-    assert cost(seen, POLICIES["free"](seen))["seconds in the queue"] == pytest.approx(0.006)
+    observation = Observation(KNOWN, 100.0, 0, (WindowTenant("a", 1.0, 1e4, 2),))
+    assert cost(observation, decide(observation))["seconds in the queue"] == pytest.approx(
+        (45 - 100 / 3) * 1500 / 25e6
+    )
+    assert cost(observation, POLICIES["free"](observation))["seconds in the queue"] == pytest.approx(0.006)
 
 
 @pytest.mark.parametrize(

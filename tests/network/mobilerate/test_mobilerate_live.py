@@ -44,8 +44,8 @@ def relay() -> Iterator[tuple[Relay, int, int]]:
     here, back = os.pipe(), os.pipe()
     for end in (here[0], back[0]):
         os.set_blocking(end, False)
-    made = Relay(back[1], here[1], [0.5, 1.0], 1.0, 10.0, 0.4, 2, 0.0, 0, began=0.0)
-    yield made, here[0], back[0]
+    relay = Relay(back[1], here[1], [0.5, 1.0], 1.0, 10.0, 0.4, 2, 0.0, 0, began=0.0)
+    yield relay, here[0], back[0]
     for end in (*here, *back):
         os.close(end)
 
@@ -60,33 +60,33 @@ def read(end: int) -> bytes:
 def test_a_relay_lets_packets_pass_at_opportunities_in_order_and_drops_what_finds_it_full(
     relay: tuple[Relay, int, int],
 ) -> None:
-    made, there, here = relay
-    made.coming.extend((0.2, bytes([0x45, number]) + bytes(1498)) for number in range(3))
-    assert made.turn(0.3) == pytest.approx(0.5) and made.dropped == 1
+    link, there, here = relay
+    link.coming.extend((0.2, bytes([0x45, number]) + bytes(1498)) for number in range(3))
+    assert link.turn(0.3) == pytest.approx(0.5) and link.dropped == 1
     assert read(there) == b""
-    assert made.turn(0.51) == pytest.approx(1.0)
-    assert read(there)[1] == 0 and made.waits == [pytest.approx(0.31)] and made.late == [pytest.approx(0.01)]
-    made.back.append((0.7, b"back"))
-    made.turn(0.7)
+    assert link.turn(0.51) == pytest.approx(1.0)
+    assert read(there)[1] == 0 and link.waits == [pytest.approx(0.31)] and link.late == [pytest.approx(0.01)]
+    link.back.append((0.7, b"back"))
+    link.turn(0.7)
     assert read(here) == b"back"
-    made.turn(1.6)  # the second one of the first turn; the first of the next has nobody
-    assert read(there)[1] == 1 and made.passed == 3000
-    made.coming.extend((1.7, bytes([0x45, number]) + bytes(498)) for number in range(2))
-    made.turn(2.0)
+    link.turn(1.6)  # the second one of the first turn; the first of the next has nobody
+    assert read(there)[1] == 1 and link.passed == 3000
+    link.coming.extend((1.7, bytes([0x45, number]) + bytes(498)) for number in range(2))
+    link.turn(2.0)
     assert len(read(there)) == 1000  # small ones share an opportunity
-    made.coming.append((10.1, bytes(1500)))
-    assert made.turn(10.2) > 11 and read(there) == b""  # the trace has ended
+    link.coming.append((10.1, bytes(1500)))
+    assert link.turn(10.2) > 11 and read(there) == b""  # the trace has ended
 
 
 def test_a_packet_that_came_after_an_opportunity_does_not_leave_by_it_however_late_the_relay(
     relay: tuple[Relay, int, int],
 ) -> None:
-    made, there, _ = relay
-    made.coming.append((0.6, bytes(1500)))
-    made.turn(0.9)
+    link, there, _ = relay
+    link.coming.append((0.6, bytes(1500)))
+    link.turn(0.9)
     assert read(there) == b""
-    made.turn(1.2)
-    assert len(read(there)) == 1500 and made.late == [pytest.approx(0.2)]
+    link.turn(1.2)
+    assert len(read(there)) == 1500 and link.late == [pytest.approx(0.2)]
 
 
 # --- datagrams
@@ -156,12 +156,12 @@ def test_what_comes_twice_is_counted_once_and_a_new_sender_begins_anew() -> None
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plug:
             plug.connect(address)
             plug.send(b"short")
-            found = []
+            acks = []
             for number in numbers:
                 plug.send(transport.HEAD.pack(number, 0.5) + bytes(100))
-                found.append(transport.ACK.unpack(plug.recv(64)))
-            assert [one[:2] for one in found] == [(number, 0.5) for number in numbers]
-            return [one[2] for one in found]
+                acks.append(transport.ACK.unpack(plug.recv(64)))
+            assert [ack[:2] for ack in acks] == [(number, 0.5) for number in numbers]
+            return [ack[2] for ack in acks]
 
     with receiver() as address:
         assert said(0, 1, 1, 3, 2, 0) == [1, 2, 2, 3, 4, 4]
@@ -205,8 +205,9 @@ def test_without_tun_it_is_said_and_an_unknown_policy_is_refused(
 def test_ours_and_the_kernels_cross_the_link() -> None:
     trace = still(1.5)
     for arm in ("sira-h", "cubic"):
-        found, _ = live._once(trace, arm, 1.5, MobileWorld(0.02, 100), 0, None)
-        assert 0 < found.use <= 1.01 and found.mean > 0  # how much of it is used is for the benchmark to say
+        report, _ = live._once(trace, arm, 1.5, MobileWorld(0.02, 100), 0, None)
+        # how much of it is used is for the benchmark to say
+        assert 0 < report.use <= 1.01 and report.mean > 0
 
 
 @as_root
@@ -245,11 +246,11 @@ def test_a_killed_command_leaves_no_process_network_or_device(tmp_path: Path) ->
     own = os.stat("/proc/self/ns/net").st_ino
 
     def spaces(pids: list[int]) -> set[int]:
-        found = {own}
+        inodes = {own}
         for pid in pids:
             with suppress(OSError):
-                found.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
-        return found - {own}
+                inodes.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
+        return inodes - {own}
 
     command = subprocess.Popen([*words, "--policy", "sira-h"], stdout=subprocess.DEVNULL)
     try:

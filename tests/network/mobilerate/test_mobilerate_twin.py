@@ -20,11 +20,11 @@ def link(name: str, seconds: float, seed: int = 0) -> BandwidthTrace:
 def test_a_packet_leaves_at_an_opportunity_and_at_no_other_time() -> None:
     """Ten opportunities a second: of who sends too much ten packets a second pass, the rest is dropped."""
     slow = BandwidthTrace("slow", np.arange(1, 11) / 10, 1.0)
-    found = emulate(slow, "sira", 5.0, world=MobileWorld(0.0, 3))
-    assert found.capacity == pytest.approx(10 * 1500, rel=0.03) and found.rate == pytest.approx(
-        found.capacity, rel=0.03
+    report = emulate(slow, "sira", 5.0, world=MobileWorld(0.0, 3))
+    assert report.capacity == pytest.approx(10 * 1500, rel=0.03) and report.rate == pytest.approx(
+        report.capacity, rel=0.03
     )
-    assert found.dropped > 100 and found.p95 <= 0.3 + 1e-6
+    assert report.dropped > 100 and report.p95 <= 0.3 + 1e-6
     assert emulate(slow, "oracle", 5.0, world=MobileWorld(0.0, 3)).p95 <= 2e-3 + 1e-6
 
 
@@ -53,10 +53,10 @@ def test_every_sender_goes_on_after_an_outage_of_ten_seconds(arm: str) -> None:
     whole = link("near-stationary", 25.0)
     cut = replace(whole, times=whole.times[(whole.times < 3) | (whole.times > 13)])
     late = whole.times[whole.times > 20]
-    found = [emulate(cut, arm, seconds).rate * seconds / 1500 for seconds in (20.0, 25.0)]
+    packets = [emulate(cut, arm, seconds).rate * seconds / 1500 for seconds in (20.0, 25.0)]
     # smoothed round trips of ten seconds, and timeouts that doubled, take their time
     least = 0.5 * len(late) if arm in ("sira-h", "sira", "sprout", "oracle") else 3
-    assert found[1] - found[0] >= least
+    assert packets[1] - packets[0] >= least
 
 
 def test_an_unknown_sender_is_refused() -> None:

@@ -21,9 +21,9 @@ ALL = Group("", tuple(range(256)))
 def seconds(kind: str, size: int, group: Group = ALL, cluster: str = "") -> float:
     own = size // len(group.ranks) if kind == "all_gather" else size
     way = alternative(load_cluster(cluster) if cluster else LIT)
-    found = way.seconds(Collective(kind, 0, own, size, peer=group.ranks[0]), group)
-    assert found is not None
-    return found
+    duration = way.seconds(Collective(kind, 0, own, size, peer=group.ranks[0]), group)
+    assert duration is not None
+    return duration
 
 
 def test_a_broadcast_takes_its_bytes_over_all_planes_and_three_hops() -> None:
@@ -31,8 +31,8 @@ def test_a_broadcast_takes_its_bytes_over_all_planes_and_three_hops() -> None:
     assert many - few == pytest.approx((1 << 30) / (4 * NIC))
     hop = LIT.topology.hop_latency
     assert few == pytest.approx(LIT.host.nic.latency + 3 * hop + 2 * 9000 / (4 * NIC) + 7 * 0.6e-6)
-    one = LIT.name.replace("planes=4", "planes=1")
-    assert seconds("broadcast", 1 << 30, cluster=one) == pytest.approx(4 * many, rel=0.01)
+    single = LIT.name.replace("planes=4", "planes=1")
+    assert seconds("broadcast", 1 << 30, cluster=single) == pytest.approx(4 * many, rel=0.01)
 
 
 def test_an_all_gather_is_bound_by_what_a_rack_takes_in() -> None:
@@ -40,8 +40,8 @@ def test_an_all_gather_is_bound_by_what_a_rack_takes_in() -> None:
         (1 << 30) * 31 / 32 / (4 * NIC)
     )
     # with one plane the eight rounds of four trees each are what takes longest
-    one = LIT.name.replace("planes=4", "planes=1")
-    assert seconds("all_gather", 1 << 30, cluster=one) == pytest.approx((1 << 30) / 4 / NIC, rel=0.01)
+    single = LIT.name.replace("planes=4", "planes=1")
+    assert seconds("all_gather", 1 << 30, cluster=single) == pytest.approx((1 << 30) / 4 / NIC, rel=0.01)
 
 
 def test_groups_that_do_the_same_share_time() -> None:
@@ -58,14 +58,15 @@ def test_other_calls_and_those_inside_a_host_are_not_for_it() -> None:
 def test_a_file_names_it_too_and_it_is_drawn(tmp_path: Path) -> None:
     file = tmp_path / "lit.yaml"
     file.write_text("base: v100:8x8\nmulticast: {kind: shufflecast, splitter: 2}\n")
-    found = load_cluster(str(file))
-    assert found.fabrics == ("shufflecast",) and "splitters 1:2 for multicasts, planes: 1" in picture(found)
-    assert [one.name for one in alternatives(found)] == ["shufflecast"]
+    cluster = load_cluster(str(file))
+    assert cluster.fabrics == ("shufflecast",)
+    assert "splitters 1:2 for multicasts, planes: 1" in picture(cluster)
+    assert [alternative.name for alternative in alternatives(cluster)] == ["shufflecast"]
     assert load_cluster("v100:8x8").fabrics == ()
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         ("multicast=shufflecast,splitter=4", r"multicast: racks: 8 do not fit .* accepted are 4 and 32"),
         ("splitter=4", r"multicast\.kind is missing, accepted is shufflecast"),
@@ -74,6 +75,6 @@ def test_a_file_names_it_too_and_it_is_drawn(tmp_path: Path) -> None:
         ("multicast=shufflecast,splitter=2,planes=0", r"multicast\.planes is '0', accepted is a number"),
     ],
 )
-def test_what_cannot_stand_is_told(spec: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_cannot_stand_is_told(spec: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         alternatives(load_cluster(f"v100:8x8,{spec}"))

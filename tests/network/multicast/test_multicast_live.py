@@ -31,25 +31,25 @@ SIZE = 50 * PAYLOAD + 77
 
 @pytest.fixture(scope="module")
 def racks() -> Iterator[Racks]:
-    with standing() as found:
-        yield found
+    with standing() as racks:
+        yield racks
 
 
 def test_every_rack_gets_it_by_n_over_p_transmissions_a_packet(racks: Racks, tmp_path: Path) -> None:
     file = file_of(tmp_path, SIZE)
-    found = send(racks, file, 3, out=tmp_path / "out", deadline=60.0)
-    assert sorted(found.racks) == list(range(8)) and not found.lost
-    assert found.total("relayed") == 51 * 4
+    report = send(racks, file, 3, out=tmp_path / "out", deadline=60.0)
+    assert sorted(report.racks) == list(range(8)) and not report.lost
+    assert report.total("relayed") == 51 * 4
     copies = sorted((tmp_path / "out").rglob("*"))
-    assert [one.name for one in copies if one.is_file()] == ["weights.bin"] * 7  # and no part is left
-    assert all(one.read_bytes() == file.read_bytes() for one in copies if one.is_file())
+    assert [path.name for path in copies if path.is_file()] == ["weights.bin"] * 7  # and no part is left
+    assert all(path.read_bytes() == file.read_bytes() for path in copies if path.is_file())
 
 
 @pytest.mark.parametrize("loss", [0.02, 0.2])
 def test_what_is_lost_is_asked_for(racks: Racks, tmp_path: Path, loss: float) -> None:
-    found = send(racks, file_of(tmp_path, SIZE), loss=loss, seed=1, deadline=60.0)
-    assert len(found.racks) == 8 and found.total("asked") > 0 and found.total("answered") > 0
-    assert all(one["same"] for rack, one in found.racks.items() if rack)
+    report = send(racks, file_of(tmp_path, SIZE), loss=loss, seed=1, deadline=60.0)
+    assert len(report.racks) == 8 and report.total("asked") > 0 and report.total("answered") > 0
+    assert all(figures["same"] for rack, figures in report.racks.items() if rack)
 
 
 def test_forged_and_stale_packets_are_refused(racks: Racks, tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_forged_and_stale_packets_are_refused(racks: Racks, tmp_path: Path) -> N
         striking = threading.Thread(target=strike)
         striking.start()
         try:
-            found = send(racks, file_of(tmp_path, SIZE), deadline=60.0)
+            report = send(racks, file_of(tmp_path, SIZE), deadline=60.0)
         finally:
             stop.set()
             striking.join()
-    assert len(found.racks) == 8 and found.total("refused") > 0
-    assert all(one["same"] for rack, one in found.racks.items() if rack)
+    assert len(report.racks) == 8 and report.total("refused") > 0
+    assert all(figures["same"] for rack, figures in report.racks.items() if rack)
 
 
 def began(racks: Racks, rack: int, device: str, nbytes: int) -> bool:
@@ -102,14 +102,14 @@ def test_killed_relays_are_replaced_and_a_killed_source_is_told(tmp_path: Path) 
     """Of each relay group one may go; who it fed gets the rest by the other."""
     file = file_of(tmp_path, 200 * PAYLOAD)
     with standing(rate=5e6) as racks:
-        found: list[MulticastReport] = []
-        sending = threading.Thread(target=lambda: found.append(send(racks, file, deadline=60.0)))
+        reports: list[MulticastReport] = []
+        sending = threading.Thread(target=lambda: reports.append(send(racks, file, deadline=60.0)))
         sending.start()
         until(lambda: began(racks, 4, "tx", 20 * PAYLOAD))  # a relay of the second hop, in mid-send
         os.kill(racks.pid(4), signal.SIGKILL)
         sending.join()
-        assert sorted(found[0].racks) == [0, 1, 2, 3, 5, 6, 7] and set(found[0].lost) == {4}
-        assert "rack 4: its process has ended" in found[0].lost[4]
+        assert sorted(reports[0].racks) == [0, 1, 2, 3, 5, 6, 7] and set(reports[0].lost) == {4}
+        assert "rack 4: its process has ended" in reports[0].lost[4]
         again = send(racks, file_of(tmp_path, SIZE), deadline=60.0)  # rack 4 is known to be gone
         assert set(again.lost) == {4}
         assert sorted(again.racks) == [0, 1, 2, 3, 5, 6, 7]
@@ -139,11 +139,11 @@ def test_a_full_disk_is_told_and_the_others_get_it(tmp_path: Path) -> None:
     with standing() as racks:
         mounts.mount("tmpfs", out / "rack-5", "tmpfs", options="size=64k")
         try:
-            found = send(racks, file_of(tmp_path, SIZE), out=out, deadline=60.0)
+            report = send(racks, file_of(tmp_path, SIZE), out=out, deadline=60.0)
         finally:
             mounts.unmount(out / "rack-5")
-    assert sorted(found.racks) == [0, 1, 2, 3, 4, 6, 7]
-    assert "No space left on device" in found.lost[5] and "rack-5" in found.lost[5]
+    assert sorted(report.racks) == [0, 1, 2, 3, 4, 6, 7]
+    assert "No space left on device" in report.lost[5] and "rack-5" in report.lost[5]
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ def networks_of(links: list[Path]) -> set[str]:
 
 def test_two_fabrics_stand_side_by_side_and_nothing_is_named_here(here: Path, tmp_path: Path) -> None:
     def side_by_side() -> None:
-        with standing(Shuffle(2, 1)) as one, standing(Shuffle(2, 1)) as other:
-            for racks in (one, other):
+        with standing(Shuffle(2, 1)) as first, standing(Shuffle(2, 1)) as other:
+            for racks in (first, other):
                 assert len(send(racks, file_of(tmp_path, SIZE), deadline=60.0).racks) == 2
             assert named() == ["lo"]
 
@@ -180,9 +180,9 @@ def test_a_killed_controller_leaves_nothing(here: Path, tmp_path: Path) -> None:
     own = Path(f"/proc/{controller.pid}/ns/net")
     with ExitStack() as stack:
         try:
-            below = until(lambda: len(found := processes.descendants(controller.pid)) == 9 and found)
+            below = until(lambda: len(pids := processes.descendants(controller.pid)) == 9 and pids)
             links = [Path(f"/proc/{pid}/ns/net") for pid in below]
-            spaces = until(lambda: len(found := networks_of(links) - networks_of([own])) == 9 and found)
+            spaces = until(lambda: len(networks := networks_of(links) - networks_of([own])) == 9 and networks)
             for link in links:  # so that no other test's gets the number of one that went
                 stack.enter_context(link.open("rb"))
         finally:
@@ -195,7 +195,7 @@ def test_a_killed_controller_leaves_nothing(here: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nothing.bin"], "nothing.bin: there is no such file"),
         (["weights.bin", "--racks", "9"], "the nearest accepted are 8 and 24"),
@@ -205,18 +205,18 @@ def test_a_killed_controller_leaves_nothing(here: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_sends_end_in_a_sentence(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     file_of(tmp_path, 1)
     monkeypatch.chdir(tmp_path)
-    if "need root" in told:
+    if "need root" in message:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(sys, "argv", ["windtunnel", "network", "multicast", "send", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_source_that_there_is_not_is_refused(racks: Racks, tmp_path: Path) -> None:

@@ -46,58 +46,60 @@ budget_db: 7.1
 @pytest.mark.parametrize(("p", "k"), [(2, 2), (2, 3), (4, 2)])
 def test_a_broadcast_takes_its_size_over_the_rate_and_2k_less_1_hops(p: int, k: int) -> None:
     shuffle = Shuffle(p, k)
-    seen = fabric_of(shuffle, [1], SIZE)
-    made = decide(seen)
-    found = splitters(seen, made, WORLD)
+    fabric = fabric_of(shuffle, [1], SIZE)
+    decision = decide(fabric)
+    flow_level = splitters(fabric, decision, WORLD)
     hops = 2 * k - 1
-    assert found.seconds == pytest.approx(SIZE / WORLD.rate + hops * WORLD.hop + (hops - 1) * 1e-6)
-    assert found.sent == pytest.approx(shuffle.racks / p * SIZE)
-    one = packets(seen, made.rounds[0][0], WORLD)
-    assert one.seconds == pytest.approx(found.seconds, rel=1e-3)
-    assert (one.sent, one.repairs) == (found.sent, 0)
-    assert cost(seen, made) == {"rounds": 1, "transmissions": shuffle.racks / p, "hops": hops}
+    assert flow_level.seconds == pytest.approx(SIZE / WORLD.rate + hops * WORLD.hop + (hops - 1) * 1e-6)
+    assert flow_level.sent == pytest.approx(shuffle.racks / p * SIZE)
+    packet_level = packets(fabric, decision.rounds[0][0], WORLD)
+    assert packet_level.seconds == pytest.approx(flow_level.seconds, rel=1e-3)
+    assert (packet_level.sent, packet_level.repairs) == (flow_level.sent, 0)
+    assert cost(fabric, decision) == {"rounds": 1, "transmissions": shuffle.racks / p, "hops": hops}
 
 
 def test_baselines_take_what_they_take_on_paper() -> None:
-    seen = fabric_of(Shuffle(2, 2), [3], SIZE)
-    found = {arm: electrical(seen.requests, 8, WORLD, arm) for arm in ("unicast", "binomial", "chain", "ip")}
+    fabric = fabric_of(Shuffle(2, 2), [3], SIZE)
+    baselines = {
+        arm: electrical(fabric.requests, 8, WORLD, arm) for arm in ("unicast", "binomial", "chain", "ip")
+    }
     once = SIZE / WORLD.rate
-    assert found["unicast"].seconds == pytest.approx(7 * once + WORLD.hop)
-    assert found["binomial"].seconds == pytest.approx(3 * (once + WORLD.hop))
-    assert found["chain"].seconds == pytest.approx(once + pipelined(7, WORLD))
-    assert found["ip"].seconds == pytest.approx(once + WORLD.hop)
-    assert [round(one.sent / SIZE) for one in found.values()] == [7, 7, 7, 1]
+    assert baselines["unicast"].seconds == pytest.approx(7 * once + WORLD.hop)
+    assert baselines["binomial"].seconds == pytest.approx(3 * (once + WORLD.hop))
+    assert baselines["chain"].seconds == pytest.approx(once + pipelined(7, WORLD))
+    assert baselines["ip"].seconds == pytest.approx(once + WORLD.hop)
+    assert [round(baseline.sent / SIZE) for baseline in baselines.values()] == [7, 7, 7, 1]
     with pytest.raises(ValueError, match="accepted are unicast, binomial"):
-        electrical(seen.requests, 8, WORLD, "gossip")
+        electrical(fabric.requests, 8, WORLD, "gossip")
 
 
 def test_unicasts_of_several_sources_do_not_meet_at_a_rack() -> None:
     """Each source needs its own port alone, so that several take as long as one."""
     for sources in ([4], [0, 5], [1, 2, 3, 23]):
-        found = electrical(fabric_of(Shuffle(2, 3), sources, SIZE).requests, 24, WORLD, "unicast")
-        assert found.seconds == pytest.approx(23 * SIZE / WORLD.rate + WORLD.hop)
+        unicast = electrical(fabric_of(Shuffle(2, 3), sources, SIZE).requests, 24, WORLD, "unicast")
+        assert unicast.seconds == pytest.approx(23 * SIZE / WORLD.rate + WORLD.hop)
 
 
 def test_packed_sources_go_at_once_and_others_share_time() -> None:
     shuffle, once = Shuffle(2, 2), SIZE / WORLD.rate
     for sources, rounds in (([0, 1], None), ([0, 3, 5], 2)):
-        seen = fabric_of(shuffle, sources, SIZE)
-        made = decide(seen)
-        assert rounds is None or len(made.rounds) >= rounds
-        found = splitters(seen, made, WORLD)
-        assert found.seconds == pytest.approx(len(made.rounds) * once, rel=0.02)
+        fabric = fabric_of(shuffle, sources, SIZE)
+        decision = decide(fabric)
+        assert rounds is None or len(decision.rounds) >= rounds
+        timing = splitters(fabric, decision, WORLD)
+        assert timing.seconds == pytest.approx(len(decision.rounds) * once, rel=0.02)
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from([(2, 2), (3, 2)]), st.floats(0, 0.2), st.integers(0, 99))
 def test_losses_are_repaired_and_only_told_once(size: tuple[int, int], loss: float, seed: int) -> None:
-    seen = fabric_of(Shuffle(*size), [0], 1e5)
-    (tree,) = decide(seen).rounds[0]
+    fabric = fabric_of(Shuffle(*size), [0], 1e5)
+    (tree,) = decide(fabric).rounds[0]
     world = MulticastWorld(1e9, 2e-6, 1000, loss)
-    found, clean = packets(seen, tree, world, seed), packets(seen, tree, WORLD)
-    assert found.seconds >= clean.seconds and found.sent >= clean.sent * (1 - loss) ** 4 * 0.5
-    assert packets(seen, tree, world, seed) == found  # the same seed, the same run
-    assert (found.repairs == 0) == (found.seconds == clean.seconds)
+    lossy, clean = packets(fabric, tree, world, seed), packets(fabric, tree, WORLD)
+    assert lossy.seconds >= clean.seconds and lossy.sent >= clean.sent * (1 - loss) ** 4 * 0.5
+    assert packets(fabric, tree, world, seed) == lossy  # the same seed, the same run
+    assert (lossy.repairs == 0) == (lossy.seconds == clean.seconds)
 
 
 LACKED = st.sets(st.integers(0, 999), min_size=1, max_size=400).map(lambda of: tuple(sorted(of)))
@@ -111,19 +113,19 @@ GONE = st.sets(st.integers(0, 7)).map(tuple)
         LACKED, st.booleans(), st.floats(0, 100), st.integers(0, TRIES + 1), st.floats(1e-3, 1), GONE,
     )
 )  # fmt: skip
-def test_a_rack_asks_who_can_answer_when_it_is_time_and_gives_up_in_the_end(seen: MissingPackets) -> None:
-    made = repair(seen)
-    assert decide(seen) == made
-    assert made.ask not in seen.gone and made.ask in (seen.feeder, seen.source, WAIT, GIVE_UP)
-    if made.ask >= 0:
-        assert made.packets == seen.missing[:MOST] and seen.asked < TRIES
-        assert seen.quiet >= seen.patience * (1 if seen.asked else seen.hop)  # far racks wait for near ones
-        assert cost(seen, made) == {"packets asked for": len(made.packets)}
+def test_a_rack_asks_who_can_answer_when_it_is_time_and_gives_up_in_the_end(gap: MissingPackets) -> None:
+    decision = repair(gap)
+    assert decide(gap) == decision
+    assert decision.ask not in gap.gone and decision.ask in (gap.feeder, gap.source, WAIT, GIVE_UP)
+    if decision.ask >= 0:
+        assert decision.packets == gap.missing[:MOST] and gap.asked < TRIES
+        assert gap.quiet >= gap.patience * (1 if gap.asked else gap.hop)  # far racks wait for near ones
+        assert cost(gap, decision) == {"packets asked for": len(decision.packets)}
     else:
-        assert made.packets == ()
-    if seen.quiet >= 50 * seen.patience:
-        alone = {seen.feeder, seen.source} <= set(seen.gone) or seen.asked >= TRIES
-        assert (made == RepairDecision(GIVE_UP)) == alone and made.ask != WAIT
+        assert decision.packets == ()
+    if gap.quiet >= 50 * gap.patience:
+        alone = {gap.feeder, gap.source} <= set(gap.gone) or gap.asked >= TRIES
+        assert (decision == RepairDecision(GIVE_UP)) == alone and decision.ask != WAIT
 
 
 def test_plans_name_what_parts_draw_and_what_cannot_be(tmp_path: Path) -> None:
@@ -132,18 +134,18 @@ def test_plans_name_what_parts_draw_and_what_cannot_be(tmp_path: Path) -> None:
     from windtunnel.network.multicast.planning import read_parts
 
     parts = read_parts(file)
-    told = totals(Shuffle(2, 2), parts)
-    assert told["splitters"] == {
+    bill = totals(Shuffle(2, 2), parts)
+    assert bill["splitters"] == {
         "watts": 8 * 2 + 16 * 1, "price": 8 * 30 + 16 * 10 + 8 * 5, "split_loss_db": split_loss(2, 1)
     }  # fmt: skip
-    assert told["electrical"] == {"watts": 64, "price": 800}
-    made = plan(8, 2, [0], SIZE, WORLD, ["2", "1-6"], OpticalParts.model_validate(parts.model_dump()))
-    assert made["hops"] == 3 and 2 not in made["trees"][0]["transmitters"]
-    assert len(made["rules"]) == 8 and made["parts"] == told
+    assert bill["electrical"] == {"watts": 64, "price": 800}
+    report = plan(8, 2, [0], SIZE, WORLD, ["2", "1-6"], OpticalParts.model_validate(parts.model_dump()))
+    assert report["hops"] == 3 and 2 not in report["trees"][0]["transmitters"]
+    assert len(report["rules"]) == 8 and report["parts"] == bill
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--racks", "9"], "the nearest accepted are 8 and 24"),
         (["--racks", "8", "--fail", "0-7"], "--fail: '0-7' is not of this fabric"),
@@ -156,7 +158,7 @@ def test_plans_name_what_parts_draw_and_what_cannot_be(tmp_path: Path) -> None:
     ],
 )
 def test_bad_plans_end_in_a_sentence(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if "--parts" in words:
@@ -167,7 +169,7 @@ def test_bad_plans_end_in_a_sentence(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_verb_prints_what_was_planned(

@@ -53,7 +53,7 @@ def tenants(
 
 
 def medians(jobs: list[ScenarioTenant], iterations: int = 12, **options: Any) -> list[float]:
-    return [float(np.median(one.seconds)) for one in together(jobs, RATES, iterations, **options)[0]]
+    return [float(np.median(outcome.seconds)) for outcome in together(jobs, RATES, iterations, **options)[0]]
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair"])
@@ -67,10 +67,10 @@ def test_jobs_that_collide_on_one_link_send_for_exactly_twice_as_long(sharing: s
 
 def test_what_is_lost_is_told_by_where_it_went() -> None:
     step = data_parallel(2, 1, NIC * 0.2, 0.1)
-    (one, _), uses = together(tenants(step, step), RATES, 8)
-    assert one.path == pytest.approx({"computing": 0.1, "latency": 0, "sending": 0.2, "neighbours": 0.2})
-    assert one.lost["NIC out"] == pytest.approx(0.2, rel=1e-6)
-    (nic,) = [one for one in uses if one.name.startswith("NIC out")]
+    (outcome, _), uses = together(tenants(step, step), RATES, 8)
+    assert outcome.path == pytest.approx({"computing": 0.1, "latency": 0, "sending": 0.2, "neighbours": 0.2})
+    assert outcome.lost["NIC out"] == pytest.approx(0.2, rel=1e-6)
+    (nic,) = [use for use in uses if use.name.startswith("NIC out")]
     assert nic.count == 2 and sum(nic.by.values()) == pytest.approx(9 * 0.4 / (9 * 0.5 + 0.1), rel=1e-6)
     assert nic.by["a"] == pytest.approx(nic.by["b"])
 
@@ -102,8 +102,8 @@ def test_a_schedule_keeps_the_link_busy(schedule: str) -> None:
     """Who goes first changes, the bytes a second do not fall: both always have something to send."""
     step = data_parallel(2, 4, NIC * 0.4, 0.1)
     ran, uses = together(tenants(step, step), RATES, 6, schedule=schedule, begins=(0.0, 0.03))
-    nic = max(sum(one.by.values()) for one in uses)
-    assert nic > 0.9 and all(len(one.seconds) >= 6 for one in ran)
+    nic = max(sum(use.by.values()) for use in uses)
+    assert nic > 0.9 and all(len(outcome.seconds) >= 6 for outcome in ran)
 
 
 def test_switches_that_add_halve_what_nics_carry() -> None:
@@ -136,11 +136,11 @@ def trace(
 ) -> Path:
     """Files of (type, dependencies, attributes, seconds) of each rank's nodes."""
     for rank, rows in enumerate(ranks):
-        flat = [one for _, needs, _, _ in rows for one in needs]
+        flat = [need for _, needs, _, _ in rows for need in needs]
         nodes = GraphNodes(
             id=np.arange(len(rows)), name=np.zeros(len(rows), np.int32), names=["node"],
             type=np.array([kind for kind, *_ in rows], np.int32), duration=np.array([row[3] for row in rows]),
-            data_ptr=np.cumsum([0, *(len(one[1]) for one in rows)]), data_deps=np.array(flat, np.int64),
+            data_ptr=np.cumsum([0, *(len(row[1]) for row in rows)]), data_deps=np.array(flat, np.int64),
             ctrl_ptr=np.zeros(len(rows) + 1, np.int64), ctrl_deps=np.zeros(0, np.int64),
             attribute=np.arange(len(rows), dtype=np.int32), attributes=[known for _, _, known, _ in rows],
             metadata=metadata,
@@ -194,7 +194,7 @@ ONE = (COMM_COLL, [], reduce(8), 0.0)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "metadata", "told"),
+    ("ranks", "metadata", "message"),
     [
         ([[(COMP, [1], {}, 1.0), (COMP, [0], {}, 1.0)]], {}, "the dependencies of node"),
         ([[ONE], []], {}, "all_reduce of 8 bytes is met by 1 of 2 ranks"),
@@ -207,11 +207,11 @@ ONE = (COMM_COLL, [], reduce(8), 0.0)
     ],
 )  # fmt: skip
 def test_a_trace_that_is_none_is_refused(
-    tmp_path: Path, ranks: list[Any], metadata: dict[str, Any], told: str
+    tmp_path: Path, ranks: list[Any], metadata: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         of_chakra(trace(tmp_path, ranks, **metadata), CLUSTER.host.device)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 # the verb
@@ -234,26 +234,26 @@ def test_the_verb_emulates_a_script_and_keeps_all_as_a_run(home: Path, tmp_path:
     with quick.captures():
         done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    vision, sort = told["jobs"]
+    report = json.loads(done.stdout)
+    vision, sort = report["jobs"]
     assert vision["emulated_s"] > 0 and abs(vision["lowering_error"]) < 0.05
     assert vision["slowdown"] >= 1 and sort["slowdown"] >= 0.999 and vision["iterations"] >= 4
     assert sum(vision["path_s"].values()) == pytest.approx(np.mean(vision["together_s"]), rel=0.5)
-    kept = Store.open().get(told["run_id"])
+    kept = Store.open().get(report["run_id"])
     assert kept.status == "done" and kept.summary is not None
     page = (kept.directory / "report.html").read_text()
     assert "vision" in page and "NIC out" in page
     # the same from the run that was kept
     again = run(scenario(tmp_path, {"a": {"run": vision["run"]}, "b": {"run": "last"}}, placement="shared"))
     assert [job["alone_s"] for job in again["jobs"]] == pytest.approx([vision["alone_s"]] * 2, rel=1e-6)
-    with pytest.raises(UserError, match=f"{told['run_id']} is of network.run; accepted is a run of"):
-        run(scenario(tmp_path, {"a": {"run": told["run_id"]}}))
+    with pytest.raises(UserError, match=f"{report['run_id']} is of network.run; accepted is a run of"):
+        run(scenario(tmp_path, {"a": {"run": report["run_id"]}}))
     shown = CliRunner().invoke(app, ["network", "run", str(scenario(tmp_path, {"sort": SORT}))])
     assert shown.exit_code == 0 and "sort (mapreduce)" in shown.output
 
 
 @pytest.mark.parametrize(
-    ("jobs", "more", "told"),
+    ("jobs", "more", "message"),
     [
         ({}, {}, "field jobs is {}, accepted is a mapping of names to jobs"),
         ({"a": {}}, {}, "jobs.a has no kind, accepted is one of script, run, chakra, training, mapreduce"),
@@ -271,11 +271,11 @@ def test_the_verb_emulates_a_script_and_keeps_all_as_a_run(home: Path, tmp_path:
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(
-    home: Path, tmp_path: Path, jobs: dict[str, Any], more: dict[str, Any], told: str
+    home: Path, tmp_path: Path, jobs: dict[str, Any], more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         run(scenario(tmp_path, jobs, **more))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_unknown_options_are_refused(tmp_path: Path) -> None:

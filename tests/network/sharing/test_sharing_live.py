@@ -30,21 +30,21 @@ MEGABIT = 125e3
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with veth(tmp_path) as found:
-        yield found
+    with veth(tmp_path) as place:
+        yield place
 
 
-def rows(found: attachment.Attachment) -> dict[str, attachment.TenantStatus]:
-    return {row.name: row for row in attachment.shown(found)}
+def rows(interface: attachment.Attachment) -> dict[str, attachment.TenantStatus]:
+    return {row.name: row for row in attachment.shown(interface)}
 
 
 def test_each_gets_what_is_his_and_the_neighbour_notices_nothing(place: Place) -> None:
-    found = place.attach()
+    interface = place.attach()
     try:
         neighbours(place, "10.9.0.2", "10.9.0.3")
         send(place, "10.9.0.2", 300)
         send(place, "10.9.0.3", 50)
-        now = rows(found)
+        now = rows(interface)
         wire = 1400 + 8 + 20 + 14
         assert now["slow"].passed + now["slow"].dropped == 300 * wire
         assert 131072 - wire < now["slow"].passed and now["slow"].dropped > 0
@@ -52,7 +52,7 @@ def test_each_gets_what_is_his_and_the_neighbour_notices_nothing(place: Place) -
         assert now["rest"].rate == pytest.approx(0.985 * 100 * MEGABIT - MEGABIT, rel=1e-3)
         assert now["slow"].lent is None and now["others"].rate is None
     finally:
-        found.close()
+        interface.close()
 
 
 def test_rates_are_changed_in_the_midst_and_counts_go_on(place: Place) -> None:
@@ -61,9 +61,9 @@ def test_rates_are_changed_in_the_midst_and_counts_go_on(place: Place) -> None:
     send(place, "10.9.0.2", 200)
     faster = shares()
     faster["entities"]["slow"] |= {"rate": "50 Mb/s", "feedback": "ecn", "mark_at": "60 kB"}
-    found = place.do(lambda: attachment.set_spec("wt0", check(faster, "shares.yaml")))
-    now = rows(found)["slow"]
-    found.close()
+    interface = place.do(lambda: attachment.set_spec("wt0", check(faster, "shares.yaml")))
+    now = rows(interface)["slow"]
+    interface.close()
     assert now.rate == pytest.approx(50 * MEGABIT, rel=1e-3)
     assert (now.passed + now.dropped, now.mark_at) == (200 * 1442, 60_000)
 
@@ -76,13 +76,13 @@ def test_what_is_attached_is_found_by_anybody_and_goes_without_what_others_put_t
         queues.attach("wt1", "egress", code, "foreign", place.file)
         for device in ("wt0", "wt1"):
             place.do(lambda device=device: attachment.attach(device, check(shares(), "x")).close())  # type: ignore[misc]
-            (found,) = place.do(lambda device=device: attachment.opened(device))  # type: ignore[misc]
-            assert (found.hook, found.by, list(rows(found))) == (
+            (interface,) = place.do(lambda device=device: attachment.opened(device))  # type: ignore[misc]
+            assert (interface.hook, interface.by, list(rows(interface))) == (
                 "egress",
                 "destination",
                 ["others", "slow", "rest"],
             )
-            found.close()
+            interface.close()
             with pytest.raises(
                 UserError, match=f"{device} has shares at egress already; accepted is set, or clear"
             ):
@@ -92,7 +92,7 @@ def test_what_is_attached_is_found_by_anybody_and_goes_without_what_others_put_t
     finally:
         os.close(code)
     assert "ffff:" not in queues.queues("wt0", place.file)  # made for the shares
-    assert [one.name for one in queues.filters("wt1", place.file)] == ["foreign"]
+    assert [rule.name for rule in queues.filters("wt1", place.file)] == ["foreign"]
 
 
 def test_a_queue_of_others_is_in_the_way_by_name_and_stays(place: Place) -> None:
@@ -135,7 +135,7 @@ def test_processes_are_told_apart_by_the_innermost_cgroup_that_is_an_entity(plac
     neighbour.mkdir()
     try:
         entities = {"outer": {"match": str(outer)}, "inner": {"match": str(inner)}}
-        found = place.attach(by="cgroup", entities=entities)
+        interface = place.attach(by="cgroup", entities=entities)
         neighbours(place, "10.9.0.2")
         for folder, count in ((inner, 3), (neighbour, 5)):
             code = f"open('{folder}/cgroup.procs', 'w').write('0'); import socket; " + (
@@ -143,8 +143,8 @@ def test_processes_are_told_apart_by_the_innermost_cgroup_that_is_an_entity(plac
                 f"[plug.sendto(bytes(1400), ('10.9.0.2', 9)) for _ in range({count})]"
             )
             place.do(lambda code=code: subprocess.run([sys.executable, "-c", code], check=True))  # type: ignore[misc]
-        now = rows(found)
-        found.close()
+        now = rows(interface)
+        interface.close()
         assert (now["inner"].passed, now["outer"].passed) == (3 * 1442, 5 * 1442)
     finally:
         for folder in (inner, neighbour, outer):
@@ -167,15 +167,15 @@ def test_a_killed_lender_leaves_everybody_his_own_rate(place: Place, tmp_path: P
     lender = place.command("attach", "wt0", tmp_path / "shares.yaml", "--lend", "--log", tmp_path / "log")
     try:
         assert lender.stdout is not None and lender.stdout.readline() == "Attached  wt0, egress\n"
-        (found,) = place.do(lambda: attachment.opened("wt0"))
+        (interface,) = place.do(lambda: attachment.opened("wt0"))
         try:
-            until(lambda: rows(found)["rest"].lent is not None)
+            until(lambda: rows(interface)["rest"].lent is not None)
             lender.send_signal(signal.SIGKILL)
             lender.wait()
-            until(lambda: rows(found)["rest"].lent is None)
-            assert rows(found)["slow"].rate == pytest.approx(MEGABIT, rel=1e-2)
+            until(lambda: rows(interface)["rest"].lent is None)
+            assert rows(interface)["slow"].rate == pytest.approx(MEGABIT, rel=1e-2)
         finally:
-            found.close()
+            interface.close()
     finally:
         lender.kill()
         lender.communicate()
@@ -194,10 +194,10 @@ def test_a_lender_ends_with_what_it_lends_of(place: Place, tmp_path: Path, fault
             assert place.do(lambda: attachment.clear("wt0")) == ["egress"]
         else:
             place.do(lambda: network.remove_link("wt0"))
-        told, errors = lender.communicate(timeout=60)
+        output, errors = lender.communicate(timeout=60)
     finally:
         lender.kill()
     if fault == "cleared":
-        assert (lender.returncode, told) == (0, "Lends  the shares of wt0 were cleared\n")
+        assert (lender.returncode, output) == (0, "Lends  the shares of wt0 were cleared\n")
     else:
         assert lender.returncode == 1 and "the interface wt0 is gone, and its shares with it" in errors

@@ -46,7 +46,7 @@ class Kernel:
         return native.read(self.maps, "states")
 
 
-def made(by: native.By) -> Iterator[Kernel]:
+def kernels(by: native.By) -> Iterator[Kernel]:
     if os.geteuid() != 0:
         pytest.skip("BPF programs need root")
     try:
@@ -62,17 +62,17 @@ def made(by: native.By) -> Iterator[Kernel]:
 
 @pytest.fixture
 def marks() -> Iterator[Kernel]:
-    yield from made("mark")
+    yield from kernels("mark")
 
 
 @pytest.fixture
 def sources() -> Iterator[Kernel]:
-    yield from made("source")
+    yield from kernels("source")
 
 
 @pytest.fixture
 def destinations() -> Iterator[Kernel]:
-    yield from made("destination")
+    yield from kernels("destination")
 
 
 rates = st.tuples(
@@ -104,32 +104,32 @@ def test_verdicts_are_the_same_packet_for_packet(
     for entity in (1, 2, 3):
         marks.maps["marks"][struct.pack("I", 100 + entity)] = struct.pack("I", entity)
     now, kept = 2**33, {entity: [0, 0, 0, 0, 0] for entity in (1, 2, 3)}
-    for one in trace:
-        if isinstance(one, list):
-            allowed = one
+    for event in trace:
+        if isinstance(event, list):
+            allowed = event
             marks.allow(allowed)
             continue
-        more, length, entity = one  # type: ignore[misc]
+        more, length, entity = event  # type: ignore[misc]
         now = max(0, now + more)
         own, lent, limit, mark = allowed[entity]
         state = kept[entity]
         verdict, state[0], state[1] = step(
             now, length, state[0], state[1], lent if now < until else own, limit, mark
         )
-        told = marks.run(bpf.Packet(ETHERNET, length, now, 100 + entity))
-        assert told == (SHOT if verdict == DROP else ON)
+        action = marks.run(bpf.Packet(ETHERNET, length, now, 100 + entity))
+        assert action == (SHOT if verdict == DROP else ON)
         state[3 if verdict == DROP else 2] += length
         state[4] += length * (verdict == 1)
-    found = marks.states()
+    states = marks.states()
     for entity, state in kept.items():
-        assert list(found[entity])[1:] == state
+        assert list(states[entity])[1:] == state
 
 
 def of(source: str, destination: str) -> bytes:
-    one, two = ipaddress.ip_address(source), ipaddress.ip_address(destination)
-    if one.version == 4:
-        return bytes(12) + b"\x08\x00" + b"\x45" + bytes(11) + one.packed + two.packed + bytes(20)
-    return bytes(12) + b"\x86\xdd" + b"\x60" + bytes(7) + one.packed + two.packed + bytes(20)
+    sender, receiver = ipaddress.ip_address(source), ipaddress.ip_address(destination)
+    if sender.version == 4:
+        return bytes(12) + b"\x08\x00" + b"\x45" + bytes(11) + sender.packed + receiver.packed + bytes(20)
+    return bytes(12) + b"\x86\xdd" + b"\x60" + bytes(7) + sender.packed + receiver.packed + bytes(20)
 
 
 @pytest.mark.root
@@ -138,8 +138,8 @@ def test_the_longest_prefix_says_whose_a_packet_is(which: str, request: pytest.F
     kernel = request.getfixturevalue(which)
     for place, prefix in enumerate(("10.1.0.0/16", "10.1.2.0/24", "fd00:1::/32"), 1):
         kernel.maps["prefixes"][bpf.prefix_key(prefix)] = struct.pack("I", place)
-    seen = [("10.1.9.9", 1), ("10.1.2.3", 2), ("10.9.9.9", 0), ("fd00:1::7", 3), ("fd00:2::7", 0)]
-    for address, entity in seen:
+    cases = [("10.1.9.9", 1), ("10.1.2.3", 2), ("10.9.9.9", 0), ("fd00:1::7", 3), ("fd00:2::7", 0)]
+    for address, entity in cases:
         other = "192.0.2.1" if "." in address else "2001:db8::1"
         pair = (address, other) if which == "sources" else (other, address)
         before = kernel.states()["passed"].copy()

@@ -38,47 +38,51 @@ entities = st.lists(
 def test_rates_sum_to_no_more_than_the_line_and_nobody_gets_less_than_his_own(
     given: list[SharingTenant],
 ) -> None:
-    seen = Observation(LINE, tuple(given))
-    made = decide(seen)
-    assert sum(made.own) <= SHARE * LINE * (1 + 1e-9)
-    assert all(lent >= own for own, lent in zip(made.own, made.lent, strict=True))
+    observation = Observation(LINE, tuple(given))
+    decision = decide(observation)
+    assert sum(decision.own) <= SHARE * LINE * (1 + 1e-9)
+    assert all(lent >= own for own, lent in zip(decision.own, decision.lent, strict=True))
     # what is lent is no more than what others leave
-    left = SHARE * LINE - sum(made.own)
-    for one, own, lent in zip(given, made.own, made.lent, strict=True):
-        left += 0.0 if lent > own else max(0.0, own - (one.offered if one.offered > IDLE * own else 0.0))
-    assert sum(made.lent) - sum(made.own) <= left + 1e-6 * LINE
-    assert fixed(seen).lent == made.own == fixed(seen).own
+    left = SHARE * LINE - sum(decision.own)
+    for tenant, own, lent in zip(given, decision.own, decision.lent, strict=True):
+        left += (
+            0.0 if lent > own else max(0.0, own - (tenant.offered if tenant.offered > IDLE * own else 0.0))
+        )
+    assert sum(decision.lent) - sum(decision.own) <= left + 1e-6 * LINE
+    assert fixed(observation).lent == decision.own == fixed(observation).own
 
 
 def test_an_idle_neighbours_half_is_lent_whole() -> None:
-    seen = Observation(LINE, (SharingTenant("a", offered=0.4 * LINE, since_trouble=0.0), SharingTenant("b")))
-    assert decide(seen).lent == pytest.approx((SHARE * LINE, SHARE * LINE / 2))
+    observation = Observation(
+        LINE, (SharingTenant("a", offered=0.4 * LINE, since_trouble=0.0), SharingTenant("b"))
+    )
+    assert decide(observation).lent == pytest.approx((SHARE * LINE, SHARE * LINE / 2))
     # a sender that has just halved its window is lent the rest, too: there is nobody else
-    seen = Observation(LINE, (SharingTenant("a", offered=0.4 * LINE), SharingTenant("b")))
-    assert decide(seen).lent[0] == pytest.approx(SHARE * LINE)
+    observation = Observation(LINE, (SharingTenant("a", offered=0.4 * LINE), SharingTenant("b")))
+    assert decide(observation).lent[0] == pytest.approx(SHARE * LINE)
 
 
 def test_what_a_neighbour_uses_is_not_lent() -> None:
-    seen = Observation(
+    observation = Observation(
         LINE,
         (SharingTenant("a", offered=0.6 * LINE, since_trouble=0.0), SharingTenant("b", offered=0.1 * LINE)),
     )
-    assert decide(seen).lent[0] == pytest.approx((SHARE - HEADROOM * 0.1) * LINE)
+    assert decide(observation).lent[0] == pytest.approx((SHARE - HEADROOM * 0.1) * LINE)
 
 
 def test_promised_rates_come_first_and_weights_share_the_rest() -> None:
-    seen = Observation(
+    observation = Observation(
         LINE, (SharingTenant("a", rate=0.4 * LINE), SharingTenant("b", 3.0), SharingTenant("c", 1.0))
     )
     rest = (SHARE - 0.4) * LINE
-    assert decide(seen).own == pytest.approx((0.4 * LINE, 0.75 * rest, 0.25 * rest))
+    assert decide(observation).own == pytest.approx((0.4 * LINE, 0.75 * rest, 0.25 * rest))
 
 
 @pytest.mark.parametrize("others", [(), (SharingTenant("w"),)])
 def test_more_than_the_line_is_refused(others: tuple[SharingTenant, ...]) -> None:
-    seen = Observation(LINE, (SharingTenant("a", rate=SHARE * LINE + (not others) * 1e6), *others))
+    observation = Observation(LINE, (SharingTenant("a", rate=SHARE * LINE + (not others) * 1e6), *others))
     with pytest.raises(ValueError, match=r"accepted is at most 9\.85e\+08"):
-        decide(seen)
+        decide(observation)
 
 
 @given(st.floats(1, 1e6), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 1e6)), min_size=1, max_size=8))

@@ -15,7 +15,7 @@ def given(**more: Any) -> dict[str, Any]:
     return {"line": "1 Gb/s", "by": "source", "entities": {"a": {"match": "10.0.1.0/24"}}} | more
 
 
-def one(**more: Any) -> dict[str, Any]:
+def entity(**more: Any) -> dict[str, Any]:
     return {"entities": {"a": {"match": "10.0.0.0/24"} | more}}
 
 
@@ -27,19 +27,19 @@ WRONG = [
     ({"entities": {}}, "field entities is {}, accepted is a mapping of names"),
     ({"wait": 1}, "field wait is unknown, accepted are line, by"),
     ({"entities": {"a": {}}}, "field entities.a.match is missing, accepted is a prefix"),
-    (one(wieght=1), "entities.a.wieght is unknown, did you mean weight"),
-    (one(weight=0), "entities.a.weight is 0, accepted is a number greater"),
-    (one(limit=1500), "entities.a.limit is 1500, accepted is bytes, from 128"),
-    (one(feedback="delay"), "is 'delay', accepted is drop or ecn"),
-    (one(match="10.0.0.1/24"), "match is '10.0.0.1/24', accepted is a prefix .* without bits"),
+    (entity(wieght=1), "entities.a.wieght is unknown, did you mean weight"),
+    (entity(weight=0), "entities.a.weight is 0, accepted is a number greater"),
+    (entity(limit=1500), "entities.a.limit is 1500, accepted is bytes, from 128"),
+    (entity(feedback="delay"), "is 'delay', accepted is drop or ecn"),
+    (entity(match="10.0.0.1/24"), "match is '10.0.0.1/24', accepted is a prefix .* without bits"),
     ({"by": "mark"}, "match is '10.0.1.0/24', accepted is a whole number"),
     ({"by": "cgroup", "hook": "ingress"}, "hook is 'ingress' by cgroup, accepted is egress"),
     ({"entities": TWICE}, "entities.b.match is '10.0.0.0/24', which is of a, too; accepted is it once"),
-    (one(rate="2 Gb/s"), r"line is 1.25e\+08 bytes/s, rates sum to 2.5e\+08 .* at most 1.23125e\+08"),
-    (one(rate="1 Mb/s", weight=1), "a weight and a rate, accepted is one"),
-    (one(weight=1e-6) | {"others": {"weight": 1}}, "entities.a gets .* at least 1 Mb/s"),
-    (one(limit="3 GB"), "limit is 3000000000.0, accepted is at most 4 s"),
-    (one(mark_at=9), "mark_at is given, accepted is that with feedback: ecn"),
+    (entity(rate="2 Gb/s"), r"line is 1.25e\+08 bytes/s, rates sum to 2.5e\+08 .* at most 1.23125e\+08"),
+    (entity(rate="1 Mb/s", weight=1), "a weight and a rate, accepted is one"),
+    (entity(weight=1e-6) | {"others": {"weight": 1}}, "entities.a gets .* at least 1 Mb/s"),
+    (entity(limit="3 GB"), "limit is 3000000000.0, accepted is at most 4 s"),
+    (entity(mark_at=9), "mark_at is given, accepted is that with feedback: ecn"),
     ({"entities": {"others": {"match": "::/0"}}}, "an entity is called others, accepted is that as a field"),
     ({"entities": {"a" * 40: {"match": "::/0"}}}, "accepted are names of at most 31 bytes"),
 ]
@@ -57,7 +57,7 @@ def test_a_file_is_read_and_prefixes_may_lie_in_each_other(tmp_path: Path) -> No
         "  b: {match: [10.1.0.0/16, 'fd00::/64'], feedback: ecn}\nothers: {rate: 1 Gb/s}\n"
     )
     spec = read_spec(tmp_path / "shares.yaml")
-    assert [one.name for one in spec.observation().entities] == ["others", "a", "b"]
+    assert [tenant.name for tenant in spec.observation().entities] == ["others", "a", "b"]
     assert limit_of(spec.entities["a"], 1e9) == 2e6 and mark_of(spec.entities["a"], 1e9) is None
     assert mark_of(spec.entities["b"], 1e9) == 5e5
     (tmp_path / "shares.yaml").write_text("- a\n")

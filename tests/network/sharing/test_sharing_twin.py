@@ -40,6 +40,9 @@ def test_an_unknown_arm_is_refused() -> None:
 
 
 def test_a_decision_that_lends_misses_less() -> None:
-    seen = Observation(1e9, (SharingTenant("a", offered=5e8, since_trouble=0.0), SharingTenant("b")))
-    assert cost(seen, decide(seen))["missed bytes"] < cost(seen, fixed(seen))["missed bytes"]
-    assert cost(seen, Decision((0.0, 0.0), (0.0, 0.0))) == {"missed bytes": 1e9, "unused bytes": 1e9}
+    observation = Observation(1e9, (SharingTenant("a", offered=5e8, since_trouble=0.0), SharingTenant("b")))
+    assert (
+        cost(observation, decide(observation))["missed bytes"]
+        < cost(observation, fixed(observation))["missed bytes"]
+    )
+    assert cost(observation, Decision((0.0, 0.0), (0.0, 0.0))) == {"missed bytes": 1e9, "unused bytes": 1e9}

@@ -19,9 +19,9 @@ def test_the_verb_writes_every_path_and_prints_the_figures(tmp_path: Path) -> No
     words = ["network", "torus", "plan", "--dims", "3x3x3", "--fail", "0,0,0-0,0,1", "--out", str(file)]
     done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    assert (told["wavelengths"], told["lower_bound"], told["backup_wavelengths"]) == (11, 9, 2)
-    assert told["failed_links"] == [[0, 1], [1, 0]] and told["rerouted"] == 18
+    report = json.loads(done.output)
+    assert (report["wavelengths"], report["lower_bound"], report["backup_wavelengths"]) == (11, 9, 2)
+    assert report["failed_links"] == [[0, 1], [1, 0]] and report["rerouted"] == 18
     rows = list(csv.DictReader(file.open()))
     assert len(rows) == 27 * 26
     used = [
@@ -30,13 +30,13 @@ def test_the_verb_writes_every_path_and_prints_the_figures(tmp_path: Path) -> No
         for hop in zip(row["route"].split()[:-1], row["route"].split()[1:], strict=True)
     ]
     assert len(set(used)) == len(used)
-    assert {("0", "1"), ("1", "0")}.isdisjoint(one[:2] for one in used)
+    assert {("0", "1"), ("1", "0")}.isdisjoint(slot[:2] for slot in used)
     shown = CliRunner().invoke(app, words).output
     assert "9 (lower bound" not in shown and "rerouted          18 pairs" in shown
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"dims": "3xa"}, "`dims`: '3xa' is not understood"),
         ({"dims": "3x-1"}, "`dims`: '3x-1' is not understood"),
@@ -52,7 +52,7 @@ def test_the_verb_writes_every_path_and_prints_the_figures(tmp_path: Path) -> No
         ),
     ],
 )
-def test_bad_input_is_one_sentence(given: dict[str, object], told: str) -> None:
+def test_bad_input_is_one_sentence(given: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
         plan(**given)
-    assert told in str(caught.value)
+    assert message in str(caught.value)

@@ -18,32 +18,37 @@ from windtunnel.network.torus.policy.shape import failure_bound, heads, lower_bo
 SIDES = st.lists(st.integers(2, 6), min_size=1, max_size=4).map(tuple).filter(lambda s: nodes_of(s) <= 64)
 
 
-def paths(seen: Observation, made: Decision) -> dict[tuple[int, int], tuple[list[tuple[int, int]], int]]:
+def paths(
+    observation: Observation, decision: Decision
+) -> dict[tuple[int, int], tuple[list[tuple[int, int]], int]]:
     """Links as pairs of nodes, and the wavelength of every pair, the slow way."""
-    ends, degree = heads(seen.sides), 2 * len(seen.sides)
-    found = {}
-    for pair, wavelength in enumerate(made.wavelengths.tolist()):
-        links = [(link // degree, int(ends[link])) for link in made.routes.of(pair).tolist()]
-        found[int(made.routes.sources[pair]), int(made.routes.destinations[pair])] = (links, wavelength)
-    return found
+    ends, degree = heads(observation.sides), 2 * len(observation.sides)
+    by_pair = {}
+    for pair, wavelength in enumerate(decision.wavelengths.tolist()):
+        links = [(link // degree, int(ends[link])) for link in decision.routes.of(pair).tolist()]
+        by_pair[int(decision.routes.sources[pair]), int(decision.routes.destinations[pair])] = (
+            links,
+            wavelength,
+        )
+    return by_pair
 
 
-def slots(found: dict[tuple[int, int], tuple[list[tuple[int, int]], int]]) -> Counter[tuple[int, int, int]]:
-    return Counter((*link, wavelength) for links, wavelength in found.values() for link in links)
+def slots(by_pair: dict[tuple[int, int], tuple[list[tuple[int, int]], int]]) -> Counter[tuple[int, int, int]]:
+    return Counter((*link, wavelength) for links, wavelength in by_pair.values() for link in links)
 
 
 @settings(max_examples=25, deadline=None)
 @given(SIDES)
 def test_no_wavelength_twice_on_a_link_and_every_pair_is_there(sides: tuple[int, ...]) -> None:
-    seen = Observation(sides)
-    made = decide(seen)
-    assert faults(seen, made) == []
-    found, nodes = paths(seen, made), nodes_of(sides)
-    assert len(found) == nodes * (nodes - 1) == len(made.wavelengths)
-    assert max(slots(found).values()) == 1
-    assert made.count == max(wavelength for _, wavelength in found.values()) + 1 >= made.bound
+    observation = Observation(sides)
+    decision = decide(observation)
+    assert faults(observation, decision) == []
+    by_pair, nodes = paths(observation, decision), nodes_of(sides)
+    assert len(by_pair) == nodes * (nodes - 1) == len(decision.wavelengths)
+    assert max(slots(by_pair).values()) == 1
+    assert decision.count == max(wavelength for _, wavelength in by_pair.values()) + 1 >= decision.bound
     where = [tuple(int(x) for x in np.unravel_index(node, sides)) for node in range(nodes)]
-    for (source, destination), (links, _) in found.items():
+    for (source, destination), (links, _) in by_pair.items():
         assert [source, *(head for _, head in links)] == [*(tail for tail, _ in links), destination]
         turned = [
             axis
@@ -67,50 +72,52 @@ def test_a_failure_is_gone_around_and_leaves_the_other_paths_alone(
     both = data.draw(st.booleans())
     links = dict.fromkeys(cables + [(head, tail) for tail, head in cables] * both)
     dead = data.draw(st.sets(st.integers(0, nodes - 1), max_size=2))
-    seen, whole = Observation(sides, tuple(links), tuple(sorted(dead))), decide(Observation(sides))
+    observation, whole = Observation(sides, tuple(links), tuple(sorted(dead))), decide(Observation(sides))
     try:
-        made = decide(seen)
+        decision = decide(observation)
     except UserError as error:
         assert "cut off" in str(error) or "are left" in str(error)
         return
-    assert faults(seen, made) == []
-    before, after = paths(Observation(sides), whole), paths(seen, made)
+    assert faults(observation, decision) == []
+    before, after = paths(Observation(sides), whole), paths(observation, decision)
     stand = set(range(nodes)) - dead
     assert set(after) == {(a, b) for a in stand for b in stand if a != b}
     assert max(slots(after).values()) == 1
-    rerouted = {list(after)[index] for index in made.rerouted.tolist()}
+    rerouted = {list(after)[index] for index in decision.rerouted.tolist()}
     for pair, (way, wavelength) in after.items():
         assert not {*way} & {*links} and not {end for link in way for end in link} & dead
         old = before[pair]
         stands = not {*old[0]} & {*links} and not {end for link in old[0] for end in link} & dead
         assert stands == (pair not in rerouted)
         assert not stands or (way, wavelength) == old
-    assert made.backups == made.count - whole.count >= made.backup_bound
+    assert decision.backups == decision.count - whole.count >= decision.backup_bound
 
 
 @pytest.mark.parametrize("n", range(1, 6))
 def test_sides_of_three_are_at_the_bound_by_two_ways_that_share_nothing(n: int) -> None:
     for method in ("closed-form", "recursion"):
-        seen = Observation((3,) * n, method=method)
-        made = decide(seen)
-        assert faults(seen, made) == []
-        assert made.count == made.bound == 3 ** (n - 1) == paper_bound(seen.sides)
+        observation = Observation((3,) * n, method=method)
+        decision = decide(observation)
+        assert faults(observation, decision) == []
+        assert decision.count == decision.bound == 3 ** (n - 1) == paper_bound(observation.sides)
     cube = Observation((2,) * n)
     assert decide(cube).count == 2 ** (n - 1) == decide(cube).bound  # a side of 2 has half the links
 
 
 def test_the_papers_formula_of_two_dimensions_is_where_the_recursion_begins() -> None:
-    made = decide(Observation((3, 3), method="recursion"))
-    digits = [np.unravel_index(ends, (3, 3)) for ends in (made.routes.sources, made.routes.destinations)]
-    assert made.wavelengths.tolist() == (np.sum(digits, axis=(0, 1)) % 3).tolist()
+    decision = decide(Observation((3, 3), method="recursion"))
+    digits = [
+        np.unravel_index(ends, (3, 3)) for ends in (decision.routes.sources, decision.routes.destinations)
+    ]
+    assert decision.wavelengths.tolist() == (np.sum(digits, axis=(0, 1)) % 3).tolist()
 
 
 @pytest.mark.parametrize("nodes", [3, 5, 11, 21, 31])
 def test_gar_is_at_the_bound_of_odd_rings_where_first_fit_is_not(nodes: int) -> None:
-    made = decide(Observation((nodes,)))
-    assert made.count == (nodes**2 - 1) // 8 == made.bound
+    decision = decide(Observation((nodes,)))
+    assert decision.count == (nodes**2 - 1) // 8 == decision.bound
     plain = decide(Observation((nodes,), method="first-fit")).count
-    assert plain >= made.count and (nodes not in (11, 21) or plain == {11: 16, 21: 59}[nodes])
+    assert plain >= decision.count and (nodes not in (11, 21) or plain == {11: 16, 21: 59}[nodes])
 
 
 def test_bounds_are_those_of_the_paper_and_no_less_on_unequal_sides() -> None:
@@ -125,10 +132,10 @@ def test_links_of_one_node_need_no_more_backups_than_the_papers_bound_with_its_s
     links: int,
 ) -> None:
     neighbours = heads((3, 3, 3))[:6].tolist()[:links]
-    made = decide(Observation((3, 3, 3), tuple((0, other) for other in neighbours)))
-    assert made.backups == made.backup_bound == made.paper_backup_bound == failure_bound(3, links)
+    decision = decide(Observation((3, 3, 3), tuple((0, other) for other in neighbours)))
+    assert decision.backups == decision.backup_bound == decision.paper_backup_bound == failure_bound(3, links)
     printed = -(-(27 + 2 * 3 ** (3 - (links + 1) // 2)) // (6 - links))
-    assert links % 2 == 0 or made.backups < printed  # what the paper prints is no bound
+    assert links % 2 == 0 or decision.backups < printed  # what the paper prints is no bound
 
 
 def test_a_dead_node_needs_no_backup_on_sides_of_three() -> None:
@@ -136,33 +143,40 @@ def test_a_dead_node_needs_no_backup_on_sides_of_three() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        (lambda made: replace(made, wavelengths=made.wavelengths * 0), "wavelength 0 is used"),
-        (lambda made: replace(made, wavelengths=made.wavelengths - 1), "a wavelength is not one of 0 to 2"),
+        (lambda decision: replace(decision, wavelengths=decision.wavelengths * 0), "wavelength 0 is used"),
         (
-            lambda made: replace(made, routes=replace(made.routes, sources=made.routes.destinations)),
+            lambda decision: replace(decision, wavelengths=decision.wavelengths - 1),
+            "a wavelength is not one of 0 to 2",
+        ),
+        (
+            lambda decision: replace(
+                decision, routes=replace(decision.routes, sources=decision.routes.destinations)
+            ),
             "pair 0,0 to 0,0 is there 8 times",
         ),
         (
-            lambda made: replace(made, routes=replace(made.routes, links=made.routes.links[::-1])),
+            lambda decision: replace(
+                decision, routes=replace(decision.routes, links=decision.routes.links[::-1])
+            ),
             "does not lead there",
         ),
     ],
 )
-def test_the_checker_names_what_is_wrong(change: object, told: str) -> None:
-    seen = Observation((3, 3))
-    found = faults(seen, change(decide(seen)))
-    assert any(told in one for one in found), found
+def test_the_checker_names_what_is_wrong(change: object, message: str) -> None:
+    observation = Observation((3, 3))
+    problems = faults(observation, change(decide(observation)))
+    assert any(message in problem for problem in problems), problems
 
 
 def test_the_checker_finds_a_dead_link_in_use() -> None:
-    found = faults(Observation((3, 3), ((0, 1),)), decide(Observation((3, 3))))
-    assert len(found) == 1 and "0,0 to 0,1 takes a link that failed" in found[0]
+    problems = faults(Observation((3, 3), ((0, 1),)), decide(Observation((3, 3))))
+    assert len(problems) == 1 and "0,0 to 0,1 takes a link that failed" in problems[0]
 
 
 @pytest.mark.parametrize(
-    ("seen", "told"),
+    ("observation", "message"),
     [
         (Observation((3, 1)), "3x1 has a side of 1, which has no links"),
         (Observation(()), "no side is given"),
@@ -176,6 +190,6 @@ def test_the_checker_finds_a_dead_link_in_use() -> None:
         (Observation((2,), (), (0,)), "1 nodes are left"),
     ],
 )
-def test_what_cannot_be_planned_is_named(seen: Observation, told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        decide(seen)
+def test_what_cannot_be_planned_is_named(observation: Observation, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        decide(observation)

@@ -25,7 +25,7 @@ def test_the_example(tmp_path: Path) -> None:
     done = run_ranks([EXAMPLE], 2, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rows of items lie on both ranks" in done.stdout
-    assert {one.name for one in (tmp_path / "embeddings").iterdir()} == {
+    assert {path.name for path in (tmp_path / "embeddings").iterdir()} == {
         "items.safetensors",
         "tags.safetensors",
     }

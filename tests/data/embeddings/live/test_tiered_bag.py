@@ -155,8 +155,8 @@ def test_a_model_trains_as_with_plain_tables_through_a_move_and_a_checkpoint(tmp
 
     plain = Click(
         [
-            torch.nn.EmbeddingBag.from_pretrained(one.clone(), False, mode="sum", sparse=True)
-            for one in weights
+            torch.nn.EmbeddingBag.from_pretrained(weight.clone(), False, mode="sum", sparse=True)
+            for weight in weights
         ]
     )
     ours, other = Click(tiered(10)), Click(tiered(3))
@@ -164,7 +164,7 @@ def test_a_model_trains_as_with_plain_tables_through_a_move_and_a_checkpoint(tmp
     sparse: torch.optim.Optimizer = make(list(plain.tables.parameters()))
     optimizers = [TieredOptimizer(ours), torch.optim.Adam(ours.parameters())]
     references = [sparse, torch.optim.Adam(plain.top.parameters())]
-    schedules = [torch.optim.lr_scheduler.StepLR(one, 5, 0.5) for one in (sparse, optimizers[0])]
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5) for optimizer in (sparse, optimizers[0])]
     for number, (left, right, label) in enumerate(torch.utils.data.DataLoader(data, batch_size=8)):
         if number == 10:  # another split takes over, by a state dict
             assert all(key.startswith(("tables.", "top.")) for key in ours.state_dict())
@@ -211,11 +211,11 @@ def test_saved_as_one_table_that_any_split_and_safetensors_read(tmp_path: Path) 
         bag(torch.tensor([[7, 19_999]])).sum().backward()
         bag.step()
     assert torch.equal(first.read(everything), second.read(everything))
-    found = pytest.importorskip("safetensors.torch").load_file(path)
-    assert {name: list(one.shape) for name, one in found.items()} == {
+    tensors = pytest.importorskip("safetensors.torch").load_file(path)
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == {
         "weight": [20_000, 3], "state.exp_avg": [20_000, 3], "state.exp_avg_sq": [20_000, 1],
     }  # fmt: skip
-    assert torch.equal(found["weight"], frozen.read(everything))
+    assert torch.equal(tensors["weight"], frozen.read(everything))
 
 
 def test_as_a_module_it_moves_by_its_rules() -> None:
@@ -275,26 +275,28 @@ def test_a_pass_without_a_step_keeps_what_its_gradient_needs() -> None:
 
 def test_a_plan_becomes_modules_of_its_devices(tmp_path: Path) -> None:
     """All devices together look up what whole tables would, columns of a table side by side."""
-    tables = tuple(replace(one, state_bytes=4) for one in tables_named("small", scale=0.02))
-    orders = {one.name: order_of(one.rows, at) for at, one in enumerate(tables)}
+    tables = tuple(replace(table, state_bytes=4) for table in tables_named("small", scale=0.02))
+    orders = {table.name: order_of(table.rows, at) for at, table in enumerate(tables)}
     write_statistics(tmp_path / "statistics", tables, orders)
     known = read_statistics(tmp_path / "statistics")
-    size = sum(one.total_bytes for one in tables)
+    size = sum(table.total_bytes for table in tables)
     plan = decide(PlacementRequest(tables, 2, MemoryTier(size / 10, 1e9), MemoryTier(size, 1e8), 64))
     assert any(shard.last - shard.first < 64 for shard in plan.shards)
     (tmp_path / "slow").mkdir()
     modules = {}
     for device in range(2):
-        made = build(plan, known, device, slow=tmp_path / "slow", optimizer=OPTIMIZERS["row-wise adagrad"])
-        assert sum(bag.fast_rows * (bag.dim + 1) * 4 for bag in made.values()) <= size / 10
-        modules |= made
+        bags = build(plan, known, device, slow=tmp_path / "slow", optimizer=OPTIMIZERS["row-wise adagrad"])
+        assert sum(bag.fast_rows * (bag.dim + 1) * 4 for bag in bags.values()) <= size / 10
+        modules |= bags
     for table in tables:
-        shards = sorted((one for one in plan.shards if one.table == table.name), key=lambda one: one.first)
+        shards = sorted(
+            (shard for shard in plan.shards if shard.table == table.name), key=lambda shard: shard.first
+        )
         ids = torch.arange(table.rows).view(1, -1)
-        names = [one if one in modules else f"{one}[{a}:{b}]" for one, a, b in
+        names = [name if name in modules else f"{name}[{a}:{b}]" for name, a, b in
                  ((shard.table, shard.first, shard.last) for shard in shards)]  # fmt: skip
         whole = uniform(ids[0], 64, table.rows**-0.5)
-        assert torch.equal(torch.cat([modules[one].read(ids[0])[:, :-1] for one in names], 1), whole)
+        assert torch.equal(torch.cat([modules[name].read(ids[0])[:, :-1] for name in names], 1), whole)
         assert np.array_equal(np.sort(orders[table.name]), ids[0].numpy())
         hottest = torch.from_numpy(orders[table.name][:1].astype(np.int64))
         assert int(modules[names[0]]._ids.ranks(hottest)) == 0

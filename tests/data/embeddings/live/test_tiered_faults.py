@@ -40,7 +40,7 @@ def train(module: torch.nn.Module, step: Any, ids: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ((torch.tensor([1, 20]), ENDS), r"'user': input\[1\] = 20 is no id; accepted are 0 to 19"),
         ((torch.tensor([1, 2, -1]), ENDS), r"'user': input\[2\] = -1 is no id"),
@@ -54,13 +54,13 @@ def train(module: torch.nn.Module, step: Any, ids: torch.Tensor) -> None:
         ((IDS, ENDS, torch.ones(2)), r"per_sample_weights of shape \[2\], torch.float32; accepted is \[3\]"),
     ],
 )
-def test_wrong_input_is_told_by_its_place(arguments: tuple[torch.Tensor, ...], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_wrong_input_is_told_by_its_place(arguments: tuple[torch.Tensor, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         table()(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"order": [0] * 20}, r"order of shape \[20\], int64, does not name every id of 0 to 19 once"),
         ({"order": [0, 1]}, r"order of shape \[2\]"),
@@ -71,8 +71,8 @@ def test_wrong_input_is_told_by_its_place(arguments: tuple[torch.Tensor, ...], t
         ({"slow": "/nowhere/rows"}, r"slow tier /nowhere/rows: cannot be opened"),
     ],
 )  # fmt: skip
-def test_a_table_that_cannot_be_is_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_a_table_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         table(**options)
 
 
@@ -92,11 +92,11 @@ def test_through_the_page_cache_where_it_cannot_be_passed_by(
     monkeypatch.setattr("windtunnel.data.embeddings.live.slow.SECTOR", 100)  # which no file system takes
     with closing(table(tmp_path / "rows")) as bag:
         assert not getattr(bag.tiers.slow, "direct", True)
-        one, ids = plain(bag), torch.arange(20)
-        optimizer = torch.optim.Adagrad(one.parameters(), lr=0.1)
-        train(one, optimizer.step, ids)
+        reference, ids = plain(bag), torch.arange(20)
+        optimizer = torch.optim.Adagrad(reference.parameters(), lr=0.1)
+        train(reference, optimizer.step, ids)
         train(bag, bag.step, ids)
-        assert torch.equal(bag.read(ids)[:, :3], one.weight.detach())
+        assert torch.equal(bag.read(ids)[:, :3], reference.weight.detach())
 
 
 @contextmanager
@@ -119,15 +119,15 @@ def test_a_full_disk_fails_the_step_and_loses_nothing(tmp_path: Path) -> None:
     rows = torch.randperm(4000, generator=torch.Generator().manual_seed(0))
     bag = TieredEmbeddingBag(4000, 3, 5, slow=tmp_path / "rows", optimizer=ADAGRAD)
     with closing(bag):
-        one = plain(bag)
-        optimizer = torch.optim.Adagrad(one.parameters(), lr=0.1)
+        reference = plain(bag)
+        optimizer = torch.optim.Adagrad(reference.parameters(), lr=0.1)
         for ids in (rows[:1000], rows[500:1500]):
-            train(one, optimizer.step, ids)
+            train(reference, optimizer.step, ids)
         train(bag, bag.step, rows[:1000])
         with files_of_at_most(40_000):
             with pytest.raises(HostError, match=r"slow tier .*rows: .* blocks cannot be written"):
                 train(bag, bag.step, rows[500:1500])
-            assert torch.equal(bag.read(torch.arange(4000))[:, :3], one.weight.detach())
+            assert torch.equal(bag.read(torch.arange(4000))[:, :3], reference.weight.detach())
             with pytest.raises(HostError):
                 bag(rows[:2], ENDS)
             with pytest.raises(HostError, match=r"checkpoint .*table: cannot be written \(File too large\)"):
@@ -136,10 +136,10 @@ def test_a_full_disk_fails_the_step_and_loses_nothing(tmp_path: Path) -> None:
                 bag.retier(rows, 2000)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
         bag.retier(rows, 2000)
-        for module, step in ((one, optimizer.step), (bag, bag.step)):
+        for module, step in ((reference, optimizer.step), (bag, bag.step)):
             module.zero_grad()
             train(module, step, rows[:3000])
-        assert torch.equal(bag.read(torch.arange(4000))[:, :3], one.weight.detach())
+        assert torch.equal(bag.read(torch.arange(4000))[:, :3], reference.weight.detach())
 
 
 def test_a_slow_tier_that_was_cut_is_told(tmp_path: Path) -> None:
@@ -157,24 +157,28 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> 
     bag.save(path)
     train(bag, bag.step, torch.arange(20))
     whole, before = path.read_bytes(), bag.read(torch.arange(20))
-    for at, told in ((len(whole) - 5, "state.sum of ids 0 to 19 is damaged"), (3, "header is damaged"),
+    for at, message in ((len(whole) - 5, "state.sum of ids 0 to 19 is damaged"), (3, "header is damaged"),
                      (whole.index(b'"steps"') + 20, "header is damaged")):  # fmt: skip
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             bag.load(path)
-    for size, told in ((len(whole) - 1, "is damaged"), (100, "header is damaged"), (0, "header is damaged")):
+    for size, message in (
+        (len(whole) - 1, "is damaged"),
+        (100, "header is damaged"),
+        (0, "header is damaged"),
+    ):
         path.write_bytes(whole[:size])
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             bag.load(path)
     path.write_bytes(whole)
-    for options, told in (
+    for options, message in (
         ({"rows": 21}, "rows is 20; accepted is 21"),
         ({"dim": 4}, "dim is 3; accepted is 4"),
         ({"name": "item"}, "table is 'user'; accepted is 'item'"),
         ({"optimizer": torch.optim.SparseAdam}, "optimizer is 'Adagrad'; accepted is 'SparseAdam'"),
     ):
         other: Any = {"rows": 20, "dim": 3, "fast_rows": 5, "name": "user", "optimizer": ADAGRAD, **options}
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             TieredEmbeddingBag(**other).load(path)
     assert torch.equal(bag.read(torch.arange(20)), before)
     with pytest.raises(UserError, match="cannot be read"):
@@ -203,12 +207,12 @@ def test_killed_amid_steps_it_goes_on_from_its_checkpoint(tmp_path: Path) -> Non
         child.kill()
     assert child.wait() == -signal.SIGKILL
     with closing(TieredEmbeddingBag(4000, 3, 9, slow=slow, optimizer=ADAGRAD)) as bag:
-        ids, one = torch.arange(4000), plain(bag)
-        optimizer = torch.optim.Adagrad(one.parameters(), lr=0.1)
+        ids, reference = torch.arange(4000), plain(bag)
+        optimizer = torch.optim.Adagrad(reference.parameters(), lr=0.1)
         bag.load(saved)
         for _ in range(2):
-            train(one, optimizer.step, ids)
-        assert torch.equal(bag.read(ids)[:, :3], one.weight.detach())
-        train(one, optimizer.step, ids)
+            train(reference, optimizer.step, ids)
+        assert torch.equal(bag.read(ids)[:, :3], reference.weight.detach())
+        train(reference, optimizer.step, ids)
         train(bag, bag.step, ids)
-        assert torch.equal(bag.read(ids)[:, :3], one.weight.detach())
+        assert torch.equal(bag.read(ids)[:, :3], reference.weight.detach())

@@ -36,8 +36,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Replicas]:
-    with replicas(tmp_path) as found:
-        yield found
+    with replicas(tmp_path) as three:
+        yield three
 
 
 def record(number: int) -> bytes:
@@ -67,7 +67,7 @@ def worked(group: ReplicationGroup, count: int) -> tuple[set[int], int]:
 
 
 def nothing_lost(group: ReplicationGroup, done: set[int], swaps: int) -> None:
-    contents = [group.read(one, 0, SIZE) for one in group.members]
+    contents = [group.read(member, 0, SIZE) for member in group.members]
     assert all(content == contents[0] for content in contents)
     (word,) = struct.unpack_from("<Q", contents[0])
     assert swaps <= word <= swaps + 1
@@ -90,18 +90,18 @@ def test_an_engine_that_is_killed_at_a_point_loses_nothing(
     if name == "m2" and method == "_hand_on":
         method = "_tell"  # of the tail
     nth = random.Random(f"{name} {method} {when}").randrange(2, 5 if method == "_sync" else 40)
-    with replicas(tmp_path) as found:
-        found.engines[name].stop()
-        found.start(name, point=(method, when, nth))
-        group = found.group()
+    with replicas(tmp_path) as copies:
+        copies.engines[name].stop()
+        copies.start(name, point=(method, when, nth))
+        group = copies.group()
         done, swaps = worked(group, 60)
-        assert found.engines[name].process.wait(60) == -signal.SIGKILL
+        assert copies.engines[name].process.wait(60) == -signal.SIGKILL
         with group.repair() as rest:
             assert len(rest.members) == 2
             nothing_lost(rest, done, swaps)
             rest.write(2 << 20, b"further").result()
-        found.start(name)
-        with found.group(epoch=rest.epoch + 1) as whole:
+        copies.start(name)
+        with copies.group(epoch=rest.epoch + 1) as whole:
             assert len(whole.members) == 3
             nothing_lost(whole, done, swaps)
 
@@ -110,21 +110,21 @@ def test_an_engine_that_is_killed_at_a_point_loses_nothing(
 def test_an_engine_that_freezes_at_a_point_does_not_change_a_newer_epoch(
     tmp_path: Path, method: str, when: str
 ) -> None:
-    with replicas(tmp_path) as found:
-        found.engines["m0"].stop()
-        found.start("m0", point=(method, when, 25, "stop"))
-        group = found.group(patience=1.5)
+    with replicas(tmp_path) as copies:
+        copies.engines["m0"].stop()
+        copies.start("m0", point=(method, when, 25, "stop"))
+        group = copies.group(patience=1.5)
         done, swaps = worked(group, 60)
-        assert processes.state(found.engines["m0"].pid) == "T"
-        with group.repair([found.member("m1"), found.member("m2")]) as rest:
+        assert processes.state(copies.engines["m0"].pid) == "T"
+        with group.repair([copies.member("m1"), copies.member("m2")]) as rest:
             rest.write(RECORD, b"\xff" * 60 * RECORD).result()
-            before = found.content("m1")
-            os.kill(found.engines["m0"].pid, signal.SIGCONT)
-            until(lambda: found.content("m0") != before and _quiet(found.engines["m0"].pid))
-            assert found.content("m1") == found.content("m2") == before
+            before = copies.content("m1")
+            os.kill(copies.engines["m0"].pid, signal.SIGCONT)
+            until(lambda: copies.content("m0") != before and _quiet(copies.engines["m0"].pid))
+            assert copies.content("m1") == copies.content("m2") == before
             assert rest.cas(0, swaps + 5, 9).result()[0] in (swaps, swaps + 1)
-        with found.group(epoch=9) as whole:
-            assert {whole.read(one, 0, SIZE) for one in whole.members} == {before}
+        with copies.group(epoch=9) as whole:
+            assert {whole.read(member, 0, SIZE) for member in whole.members} == {before}
     assert done
 
 
@@ -142,7 +142,7 @@ def test_a_member_that_freezes_while_it_is_copied_to_is_given_up(
         three.engines["m1"].stop()
         three.start("m1")
         with three.group(epoch=rest.epoch + 2) as whole:
-            assert len({whole.read(one, 0, SIZE) for one in whole.members}) == 1
+            assert len({whole.read(member, 0, SIZE) for member in whole.members}) == 1
 
 
 def _quiet(pid: int) -> bool:
@@ -155,14 +155,14 @@ def test_an_operation_that_fails_when_its_bytes_are_there_leaves_equal_regions(
     tmp_path: Path, name: str
 ) -> None:
     """Whoever failed has done as many operations as others have, and more bytes."""
-    with replicas(tmp_path) as found:
-        found.engines[name].stop()
-        found.start(name, point=("_put", "after", 30, "raise"))
-        group = found.group()
+    with replicas(tmp_path) as copies:
+        copies.engines[name].stop()
+        copies.start(name, point=("_put", "after", 30, "raise"))
+        group = copies.group()
         done, swaps = worked(group, 60)
         with pytest.raises(GroupHalted, match=f"{name} fails: No space left on device"):
             group.flush()
-        with group.repair(found.members) as rest:
+        with group.repair(copies.members) as rest:
             assert len(rest.members) == 3
             nothing_lost(rest, done, swaps)
 
@@ -224,11 +224,11 @@ def torn(at: int) -> Callable[[int, int, bytes], bytes | None]:
 @pytest.mark.parametrize("at", [BEGINS + 3, BEGINS + HEAD.size, BEGINS + 300, BEGINS + 2000])
 def test_a_frame_that_is_harmed_on_its_way_is_not_done(tmp_path: Path, harm: Any, at: int) -> None:
     """Connections to the middle engine: the coordinator's is the first, its predecessor's the second."""
-    with replicas(tmp_path, "abc", [(None, "127.0.0.1")] * 3) as found:
-        between = Between(f"{tmp_path}/between", found.engines["m1"].address, harm(at))
-        members = [found.member("m0"), Member("m1", between.address, "b"), found.member("m2")]
+    with replicas(tmp_path, "abc", [(None, "127.0.0.1")] * 3) as copies:
+        between = Between(f"{tmp_path}/between", copies.engines["m1"].address, harm(at))
+        members = [copies.member("m0"), Member("m1", between.address, "b"), copies.member("m2")]
         group = ReplicationGroup(members, epoch=1, secret=SECRET, patience=20)
-        assert [one.name for one in group.members] == ["m0", "m1", "m2"]
+        assert [member.name for member in group.members] == ["m0", "m1", "m2"]
         done, swaps = worked(group, 60)
         words = (
             "m0 lost the member behind it" if harm is torn else None
@@ -263,13 +263,13 @@ def in_memory(point: Path, size: str) -> Iterator[Path]:
 def test_a_disk_that_fills_up_halts_the_group_and_acknowledges_nothing(tmp_path: Path, name: str) -> None:
     """One replica's file system lies on a disk that holds less than it says (thin provisioning)."""
     with (
-        replicas(tmp_path) as found,
+        replicas(tmp_path) as copies,
         in_memory(tmp_path / "thin", "24m") as thin,
         small_disk(thin, 64 << 20, "-b", "4096") as (_, point),
     ):
-        found.engines[name].stop()
-        found.start(name, point / "region")
-        group = found.group()
+        copies.engines[name].stop()
+        copies.start(name, point / "region")
+        group = copies.group()
         group.write(0, b"fits").result()
         group.flush().result()
         with (thin / "filler").open("wb") as filler, pytest.raises(OSError):
@@ -283,14 +283,14 @@ def test_a_disk_that_fills_up_halts_the_group_and_acknowledges_nothing(tmp_path:
             assert len(rest.members) == 2
             rest.write(0, b"goes on").result()
             rest.flush().result()
-        found.engines[name].stop()
+        copies.engines[name].stop()
 
 
 def test_histories_of_registers_are_linearizable_also_when_engines_die(tmp_path: Path) -> None:
     """Threads read, write and swap three registers; meanwhile two of four engines are killed, one by one."""
-    with replicas(tmp_path, "abcd") as found:
+    with replicas(tmp_path, "abcd") as copies:
         turn = threading.Condition()
-        groups = [found.group()]
+        groups = [copies.group()]
         histories: dict[int, list[Operation]] = {place: [] for place in range(3)}
         stop = threading.Event()
 
@@ -303,7 +303,7 @@ def test_histories_of_registers_are_linearizable_also_when_engines_die(tmp_path:
             draw, group = random.Random(seed), groups[0]
             for number in range(60):
                 place, kind = draw.randrange(3), draw.choice(["read", "write", "cas"])
-                new, expected = seed * 1000 + number + 1, draw.choice([seen[place], 0])
+                new, expected = seed * 1000 + number + 1, draw.choice([values[place], 0])
                 began, result, ended = time.monotonic(), None, inf
                 try:
                     if kind == "read":
@@ -317,15 +317,15 @@ def test_histories_of_registers_are_linearizable_also_when_engines_die(tmp_path:
                     group = follow(group)
                 if kind != "read" or ended < inf:
                     histories[place].append(Operation(kind, began, ended, expected, new, result))
-                seen[place] = result if result is not None else seen[place]
+                values[place] = result if result is not None else values[place]
 
-        seen = [0, 0, 0]
+        values = [0, 0, 0]
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
         for thread in threads:
             thread.start()
         for victim in ("m1", "m3"):
             until(lambda: sum(map(len, histories.values())) >= 60 * len(groups))
-            found.engines[victim].process.kill()
+            copies.engines[victim].process.kill()
             groups[-1]._over.wait(60)
             with turn:
                 groups.append(groups[-1].repair())
@@ -363,15 +363,15 @@ def test_a_coordinator_that_dies_in_a_transaction_leaves_all_of_it_or_nothing(
     three: Replicas, method: str, when: str, nth: int
 ) -> None:
     code = COORDINATOR.format(method=method, when=when, nth=nth)
-    words = [f"{one.name}|{one.address}|{one.domain}" for one in three.members]
+    words = [f"{member.name}|{member.address}|{member.domain}" for member in three.members]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code, *words], env=environment, timeout=90)
     assert done.returncode == -signal.SIGKILL
     with three.group(epoch=2, journal=JOURNAL) as group:
-        for one in group.members:
-            held = group.read(one, 100, 50), group.read(one, 200, 60)
+        for member in group.members:
+            held = group.read(member, 100, 50), group.read(member, 200, 60)
             assert held in ((b"A" * 50, b"B" * 60), (bytes(50), bytes(60)))
-            assert group.read(one, JOURNAL, 8) == bytes(8)
+            assert group.read(member, JOURNAL, 8) == bytes(8)
             if (method, nth) in {("memcpy", 2), ("flush", 2), ("cas", 2)}:
                 assert held[0]
         group.transaction([(100, b"next")])

@@ -32,7 +32,7 @@ TABLES = (
     EmbeddingTable("b", 7, 8, pooling=3),
     EmbeddingTable("c", 150, 5, pooling=4, sequence=True, state_bytes=20),
 )
-SEQUENCES = {one.name for one in TABLES if one.sequence}
+SEQUENCES = {table.name for table in TABLES if table.sequence}
 BAGS = 4
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.1),
@@ -44,19 +44,19 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 Batch = dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 
-class One:
+class Reference:
     """Each table in one process, of torch alone, with the ranks' gradients accumulated in turn."""
 
     def __init__(self, optimizer: str) -> None:
         rng = np.random.default_rng(5)
         self.weights = {
-            one.name: torch.nn.Parameter(
-                torch.from_numpy(rng.standard_normal((one.rows, one.dim), np.float32))
+            table.name: torch.nn.Parameter(
+                torch.from_numpy(rng.standard_normal((table.rows, table.dim), np.float32))
             )
-            for one in TABLES
+            for table in TABLES
         }
-        self.optimizers = {name: OPTIMIZERS[optimizer]([one]) for name, one in self.weights.items()}
-        self.begun = {name: one.detach().clone() for name, one in self.weights.items()}
+        self.optimizers = {name: OPTIMIZERS[optimizer]([weight]) for name, weight in self.weights.items()}
+        self.begun = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     def step(self, batches: list[Batch]) -> list[dict[str, torch.Tensor]]:
         outputs = []
@@ -69,12 +69,12 @@ class One:
                     every, ends = torch.arange(len(ids)), torch.from_numpy(offsets)
                     given[name] = functional.embedding_bag(every, given[name], ends, mode="sum")
             loss(given).backward()
-            outputs.append({name: one.detach().clone() for name, one in given.items()})
+            outputs.append({name: tensor.detach().clone() for name, tensor in given.items()})
         for name, optimizer in self.optimizers.items():
             weight = self.weights[name]
             if weight.grad is not None:
                 rows = torch.from_numpy(
-                    np.unique(np.concatenate([one[name][0] for one in batches if name in one]))
+                    np.unique(np.concatenate([batch[name][0] for batch in batches if name in batch]))
                 )
                 weight.grad = torch.sparse_coo_tensor(rows[None], weight.grad[rows], weight.shape).coalesce()
             optimizer.step()
@@ -84,12 +84,12 @@ class One:
     def records(self, name: str) -> torch.Tensor:
         """Weights and state of every row."""
         state = self.optimizers[name].state[self.weights[name]]
-        parts = [one for key, one in state.items() if key != "step"]
+        parts = [tensor for key, tensor in state.items() if key != "step"]
         return torch.cat([self.weights[name].detach(), *parts], 1)
 
 
 def loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    parts = [(one * one.detach().cos()).sum() for one in outputs.values()]
+    parts = [(output * output.detach().cos()).sum() for output in outputs.values()]
     return torch.stack([torch.zeros((), requires_grad=True), *parts]).sum()
 
 
@@ -107,49 +107,49 @@ def drawn(rng: np.random.Generator, orders: dict[str, Any]) -> Batch:
 
 
 def asked(batch: Batch) -> dict[str, Any]:
-    tensors = {name: tuple(map(torch.from_numpy, one)) for name, one in batch.items()}
-    return {name: one[0] if name in SEQUENCES else one for name, one in tensors.items()}
+    tensors = {name: tuple(map(torch.from_numpy, lookup)) for name, lookup in batch.items()}
+    return {name: lookup[0] if name in SEQUENCES else lookup for name, lookup in tensors.items()}
 
 
-def cuts(seen: ReplicationRequest) -> Replication:
+def cuts(request: ReplicationRequest) -> Replication:
     """Drawn from the observation alone, so on all ranks alike."""
-    rng = np.random.default_rng(int(seen.samples))
-    made = []
-    for one in seen.tables:
-        hot, warm = sorted(rng.integers(0, one.rows + 1, 2).tolist())
-        made.append(Replicas(one.name, hot, warm))
-    return Replication(tuple(made))
+    rng = np.random.default_rng(int(request.samples))
+    replicas = []
+    for table in request.tables:
+        hot, warm = sorted(rng.integers(0, table.rows + 1, 2).tolist())
+        replicas.append(Replicas(table.name, hot, warm))
+    return Replication(tuple(replicas))
 
 
 def predicted(
-    seen: ReplicationRequest, module: ShardedEmbedding, batches: list[Batch], orders: dict[str, Any]
+    request: ReplicationRequest, module: ShardedEmbedding, batches: list[Batch], orders: dict[str, Any]
 ) -> Any:
-    inverse = {name: np.argsort(one) for name, one in orders.items()}
+    inverse = {name: np.argsort(order) for name, order in orders.items()}
     ranks = [{name: inverse[name][ids] for name, (ids, _) in batch.items()} for batch in batches]
     offsets = [{name: ends for name, (_, ends) in batch.items()} for batch in batches]
-    return traffic.exact(seen, module.decision, ranks, offsets)
+    return traffic.exact(request, module.decision, ranks, offsets)
 
 
 def check(
     folder: Path, number: int, devices: int, distinct: bool, optimizer: str, slow: bool, sums: bool = False
 ) -> None:
     rank, rng = dist.get_rank(), np.random.default_rng(number)
-    orders = {one.name: rng.permutation(one.rows) for one in TABLES}
-    one = One(optimizer)
-    seen = exchange(TABLES, number + 1, intra=1e9, inter=1e8, devices=devices, distinct=distinct)
-    seen = replace(seen, partial_sums=sums)
+    orders = {table.name: rng.permutation(table.rows) for table in TABLES}
+    reference = Reference(optimizer)
+    request = exchange(TABLES, number + 1, intra=1e9, inter=1e8, devices=devices, distinct=distinct)
+    request = replace(request, partial_sums=sums)
     close = partial(torch.allclose, rtol=1e-3, atol=1e-5)
-    same = {one.name: close if seen.sums(one) else torch.equal for one in TABLES}
+    same = {table.name: close if request.sums(table) else torch.equal for table in TABLES}
     module = ShardedEmbedding(
-        seen, orders=orders, optimizer=OPTIMIZERS[optimizer], decide="drawn",
-        init={name: partial(torch.index_select, one.begun[name], 0) for name in one.begun},
+        request, orders=orders, optimizer=OPTIMIZERS[optimizer], decide="drawn",
+        init={name: partial(torch.index_select, reference.begun[name], 0) for name in reference.begun},
         fast_rows={"a": 3, "c": 0} if slow else None, slow=folder if slow else "memory",
     )  # fmt: skip
     for step in range(3):
         if step == 1:
             orders = {t.name: rng.permutation(t.rows) if t.name != "b" else orders["b"] for t in TABLES}
-            seen = replace(seen, samples=seen.samples + 100)
-            module.reshard(seen, orders)
+            request = replace(request, samples=request.samples + 100)
+            module.reshard(request, orders)
         batches = [drawn(rng, orders) for _ in range(4)]
         if sums:
             with torch.set_grad_enabled(rank % 2 == 0):  # a pass that no gradient comes of
@@ -158,23 +158,23 @@ def check(
         outputs = module(asked(batches[rank]))
         loss(outputs).backward()
         module.step()
-        bytes_ = predicted(seen, module, batches, orders)
-        for phase, found in bytes_.items():
-            assert module.sent.get(phase, [0, 0]) == found[rank].tolist(), (
+        bytes_ = predicted(request, module, batches, orders)
+        for phase, counts in bytes_.items():
+            assert module.sent.get(phase, [0, 0]) == counts[rank].tolist(), (
                 number,
                 step,
                 phase,
                 module.sent,
                 bytes_,
             )
-        expected = one.step(batches)[rank]
+        expected = reference.step(batches)[rank]
         assert set(outputs) == set(expected)
         for name, output in outputs.items():
             assert same[name](output, expected[name]), (number, step, name)
         for at, table in enumerate(TABLES):  # every copy of every row
             layout, tiers = module.layouts[at], module.tiers[at]
             ids = torch.from_numpy(orders[table.name][layout.ranks_on(rank)])
-            mine, theirs = tiers.read(torch.arange(len(ids))), one.records(table.name)
+            mine, theirs = tiers.read(torch.arange(len(ids))), reference.records(table.name)
             width = theirs.shape[1]
             assert same[table.name](mine[:, :width], theirs[ids]), (number, step, table.name)
     module.close()
@@ -190,7 +190,7 @@ def bits(folder: Path) -> None:
         check(folder, number, devices, bool(number % 2), "adagrad", slow=number == 7, sums=True)
 
 
-def made(**more: Any) -> ShardedEmbedding:
+def module_of(**more: Any) -> ShardedEmbedding:
     fields = {"tables": TABLES, "intra": 1e9, "inter": 1e8, "samples": BAGS, "devices": 2} | more
     return ShardedEmbedding(exchange(**fields), optimizer=OPTIMIZERS["adam"])
 
@@ -208,17 +208,18 @@ def faults(folder: Path) -> None:
     """What is wrong on one rank is an error of all, and then they go on."""
     rank = dist.get_rank()
     two, ten = ({"tables": TABLES[: 2 if rank == 2 else 3]}, {"samples": 10 if rank == 1 else BAGS})
-    refused("rank 2 has another tables than rank 0", lambda: made(**two))
-    refused("rank 1 has another cluster than rank 0", lambda: made(**ten))
-    refused("4 ranks are no whole number of hosts of 3", lambda: made(devices=3))
+    refused("rank 2 has another tables than rank 0", lambda: module_of(**two))
+    refused("rank 1 has another cluster than rank 0", lambda: module_of(**ten))
+    refused("4 ranks are no whole number of hosts of 3", lambda: module_of(devices=3))
     wide = replace(TABLES[0], dim=1 << 20) if rank == 3 else TABLES[0]
     refused(
-        "rank 3: memory is 9.77 KiB a device", lambda: made(tables=(wide,), memory=1e4 if rank == 3 else None)
+        "rank 3: memory is 9.77 KiB a device",
+        lambda: module_of(tables=(wide,), memory=1e4 if rank == 3 else None),
     )
-    module = made()
+    module = module_of()
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
     good: dict[str, Any] = {"a": ids, "b": (ids, offsets)}
-    before = {name: one.detach() for name, one in module(good).items()}
+    before = {name: output.detach() for name, output in module(good).items()}
     for wrong, why in (
         ({"a": torch.tensor([5, 41])}, "rank 2: table 'a': input[1] = 41 is no id; accepted are 0 to 40"),
         ({"c": torch.tensor([-1])}, "rank 2: table 'c': input[0] = -1 is no id"),
@@ -261,7 +262,7 @@ def killed(module: ShardedEmbedding, batch: dict[str, Any]) -> None:
 def kept(folder: Path) -> None:
     """Saved by 4 ranks, read by one table and by 2 ranks with other cuts; a damaged file by none."""
     rank = dist.get_rank()
-    orders = {one.name: np.random.default_rng(3).permutation(one.rows) for one in TABLES}
+    orders = {table.name: np.random.default_rng(3).permutation(table.rows) for table in TABLES}
     policy.POLICIES["drawn"] = cuts  # type: ignore[index]
 
     def spread(samples: int, ranks: list[int]) -> ShardedEmbedding:
@@ -269,9 +270,9 @@ def kept(folder: Path) -> None:
         group = dist.new_group(ranks)
         if rank not in ranks:
             return None  # type: ignore[return-value]
-        seen = exchange(TABLES, samples, intra=1e9, inter=1e8, devices=len(ranks) // 2, group=group)
+        request = exchange(TABLES, samples, intra=1e9, inter=1e8, devices=len(ranks) // 2, group=group)
         return ShardedEmbedding(
-            seen,
+            request,
             orders=orders if samples == 1 else {},
             optimizer=OPTIMIZERS["adam"],
             decide="drawn",
@@ -310,11 +311,12 @@ def kept(folder: Path) -> None:
         (folder / "again" / "c.safetensors").write_bytes(data)
         (folder / "file").touch()
     dist.barrier()
-    before = [one.read(torch.arange(one.rows)) for one in module.tiers]
+    before = [tier.read(torch.arange(tier.rows)) for tier in module.tiers]
     refused("is damaged", lambda: module.load(folder / "again"))
     refused("cannot be read", lambda: module.load(folder / "nowhere"))
     assert all(
-        torch.equal(one.read(torch.arange(one.rows)), b) for one, b in zip(module.tiers, before, strict=True)
+        torch.equal(tier.read(torch.arange(tier.rows)), b)
+        for tier, b in zip(module.tiers, before, strict=True)
     )
     try:
         module.save(folder / "file" / "below")
@@ -331,21 +333,21 @@ def recorded(folder: Path) -> None:
     log = EventLog(folder / "events.jsonl")
     curve = {"ranks": (0, 2, 41), "shares": (0.0, 0.9, 1.0)}
     tables = (replace(TABLES[0], **curve), *TABLES[1:])  # type: ignore[arg-type]
-    seen = exchange(tables, 64, intra=1e9, inter=1e8, devices=1, distinct=False)
-    init = {one.name: partial(_numbered, one.dim) for one in tables}
-    module = ShardedEmbedding(seen, log=log, init=init)
+    request = exchange(tables, 64, intra=1e9, inter=1e8, devices=1, distinct=False)
+    init = {table.name: partial(_numbered, table.dim) for table in tables}
+    module = ShardedEmbedding(request, log=log, init=init)
     for wanted, decide in (
-        (seen, "flexshard"),
-        (replace(seen, tables=TABLES), "flexshard"),
-        (replace(seen, distinct=True, memory=6e4), "recshard"),
-        (seen, "row-wise"),
-        (replace(seen, samples=9), "flexshard"),
+        (request, "flexshard"),
+        (replace(request, tables=TABLES), "flexshard"),
+        (replace(request, distinct=True, memory=6e4), "recshard"),
+        (request, "row-wise"),
+        (replace(request, samples=9), "flexshard"),
     ):
-        if wanted is not seen or decide != "flexshard":
+        if wanted is not request or decide != "flexshard":
             module.reshard(wanted, decide=decide)
         rows = {
-            name: one.read(torch.arange(one.rows))[:, 0].int().tolist()
-            for name, one in zip(module.names, module.tiers, strict=True)
+            name: tier.read(torch.arange(tier.rows))[:, 0].int().tolist()
+            for name, tier in zip(module.names, module.tiers, strict=True)
         }
         log.append("holds", rank=dist.get_rank(), rows=rows)
         dist.barrier()
