@@ -127,20 +127,20 @@ def test_a_policy_in_a_file(recorded: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from windtunnel.network.hedge.policy import Decision\n"
-        "def decide(seen):\n    return Decision(seen.sent < 2)\n"
+        "def decide(observation):\n    return Decision(observation.sent < 2)\n"
     )
     (part,) = replay(recorded, str(file)).parts
     assert part.policy == str(file)
     assert part.differences
-    file.write_text("def decide(seen):\n    return True\n")
+    file.write_text("def decide(observation):\n    return True\n")
     with pytest.raises(
         UserError, match=r"decision 1 \(network\.hedge\): the policy answered True, accepted is"
     ):
         replay(recorded, str(file))
-    file.write_text("def decide(seen):\n    return 1 / 0\n")
+    file.write_text("def decide(observation):\n    return 1 / 0\n")
     with pytest.raises(ScriptError, match=r"mine\.py: decide failed: division by zero"):
         replay(recorded, str(file))
-    file.write_text("CAPABILITY = 'training.elastic'\ndef decide(seen): ...\n")
+    file.write_text("CAPABILITY = 'training.elastic'\ndef decide(observation): ...\n")
     with pytest.raises(UserError, match=r"CAPABILITY 'training\.elastic' has no decisions in this log"):
         replay(recorded, str(file))
 
