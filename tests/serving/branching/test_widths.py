@@ -48,27 +48,37 @@ def observations(draw: st.DrawFn) -> Observation:
     )
 
 
-def with_these(seen: Observation, units: tuple[tuple[int, int], ...]) -> float:
-    read = sum(one.suffix for one in seen.candidates if (one.request, one.unit) in units)
-    return seen.predicted(seen.rows + len(units), seen.read + read)
+def with_these(observation: Observation, units: tuple[tuple[int, int], ...]) -> float:
+    read = sum(
+        candidate.suffix
+        for candidate in observation.candidates
+        if (candidate.request, candidate.unit) in units
+    )
+    return observation.predicted(observation.rows + len(units), observation.read + read)
 
 
-def over(seen: Observation, steps: int) -> float:
+def over(observation: Observation, steps: int) -> float:
     """The margin of so many steps in a row: of 1, 2 to 3, 4 to 7, …, the last for all above."""
     place = next(at for at in range(9) if steps < 2 << at)
-    return (*seen.margins, *(seen.margins[-1:] or (0.0,)) * 9)[place]
+    return (*observation.margins, *(observation.margins[-1:] or (0.0,)) * 9)[place]
 
 
-def allowed(seen: Observation) -> float:
+def allowed(observation: Observation) -> float:
     """What a step may cost above the protected rows, seconds: by hand, request by request."""
-    narrow = with_these(replace(seen, prefill=()), ())
-    base, own, spans = with_these(seen, ()), {one.request for one in seen.candidates}, []
+    narrow = with_these(replace(observation, prefill=()), ())
+    base, spans = with_these(observation, ()), []
+    own = {candidate.request for candidate in observation.candidates}
     for number, slack, pace, left, beside in zip(
-        seen.requests, seen.slacks, seen.paces, seen.left, seen.beside, strict=True
+        observation.requests,
+        observation.slacks,
+        observation.paces,
+        observation.left,
+        observation.beside,
+        strict=True,
     ):
         slack += pace * min(beside, BANK)
         steps = min(left, BANK)
-        at_worst = 1 + over(seen, steps)
+        at_worst = 1 + over(observation, steps)
         if slack / at_worst > base:
             spans.append(slack / at_worst - base)
         elif number in own:
@@ -80,52 +90,57 @@ def allowed(seen: Observation) -> float:
 
 @settings(max_examples=200, deadline=None)
 @given(observations())
-def test_a_step_breaks_the_slack_of_nobody(seen: Observation) -> None:
-    made, base = POLICIES["taper"](seen), with_these(seen, ())
-    assert made.budget == pytest.approx(allowed(seen), abs=1e-12)
-    assert made.predicted == with_these(seen, made.admitted)
-    assert made.externality == made.predicted - base <= seen.rho * made.budget
-    for slack, pace, left, beside in zip(seen.slacks, seen.paces, seen.left, seen.beside, strict=True):
+def test_a_step_breaks_the_slack_of_nobody(observation: Observation) -> None:
+    decision, base = POLICIES["taper"](observation), with_these(observation, ())
+    assert decision.budget == pytest.approx(allowed(observation), abs=1e-12)
+    assert decision.predicted == with_these(observation, decision.admitted)
+    assert decision.externality == decision.predicted - base <= observation.rho * decision.budget
+    for slack, pace, left, beside in zip(
+        observation.slacks, observation.paces, observation.left, observation.beside, strict=True
+    ):
         to_come = pace * min(beside, BANK)
-        at_worst = 1 + over(seen, min(left, BANK))
+        at_worst = 1 + over(observation, min(left, BANK))
         if slack + to_come > base * at_worst + 1e-12:
-            assert made.predicted * at_worst <= slack + to_come + 1e-12
-    assert len(set(made.admitted)) == len(made.admitted) <= max(0, seen.room)
-    assert set(made.admitted) <= {(one.request, one.unit) for one in seen.candidates}
+            assert decision.predicted * at_worst <= slack + to_come + 1e-12
+    assert len(set(decision.admitted)) == len(decision.admitted) <= max(0, observation.room)
+    assert set(decision.admitted) <= {
+        (candidate.request, candidate.unit) for candidate in observation.candidates
+    }
 
 
 @settings(max_examples=150, deadline=None)
 @given(observations())
-def test_no_wider_step_in_the_same_order_would_do(seen: Observation) -> None:
+def test_no_wider_step_in_the_same_order_would_do(observation: Observation) -> None:
     """The order is that of who has all the slack; of its beginnings the longest that harms nobody."""
-    free = replace(seen, slacks=(inf,) * len(seen.slacks))
+    free = replace(observation, slacks=(inf,) * len(observation.slacks))
     order = POLICIES["taper"](free).admitted
-    assert len(order) == min(seen.room, len(seen.candidates))
-    made = POLICIES["taper"](seen).admitted
-    assert made == order[: len(made)]
-    base = with_these(seen, ())
-    for more in range(len(made) + 1, len(order) + 1):
+    assert len(order) == min(observation.room, len(observation.candidates))
+    admitted = POLICIES["taper"](observation).admitted
+    assert admitted == order[: len(admitted)]
+    base = with_these(observation, ())
+    for more in range(len(admitted) + 1, len(order) + 1):
         wider = order[:more]
-        assert with_these(seen, wider) - base > seen.rho * allowed(seen) - 1e-12
+        assert with_these(observation, wider) - base > observation.rho * allowed(observation) - 1e-12
     rounds = Counter(number for number, _ in order)
     for number, count in rounds.items():  # in turn: nobody has two more than another who has one left
-        had = sum(one.request == number for one in seen.candidates)
+        had = sum(candidate.request == number for candidate in observation.candidates)
         assert count == had or all(count >= other - 1 for other in rounds.values())
 
 
 def test_zero_slack_is_zero_width_and_who_is_late_for_good_forbids_nothing() -> None:
     branches = tuple(BranchCandidate(1, unit, 0, 10) for unit in (2, 3, 4))
     base = TIME.of(2, 0)
-    seen = Observation(
+    observation = Observation(
         0, 2, 0, (), (0, 1), (base + 1e-9, 1.0), (0.05, 0.05), (9, 9), (0, 0), branches, 9, TIME
     )
     taper = POLICIES["taper"]
-    assert taper(seen).admitted == ()
-    assert len(taper(replace(seen, slacks=(inf, 1.0))).admitted) == 3
-    late = replace(seen, slacks=(base - 9 * (0.05 - base), 1.0))  # nine tokens do not make up for it
+    assert taper(observation).admitted == ()
+    assert len(taper(replace(observation, slacks=(inf, 1.0))).admitted) == 3
+    late = replace(observation, slacks=(base - 9 * (0.05 - base), 1.0))  # nine tokens do not make up for it
     assert len(taper(late).admitted) == 3
     assert taper(replace(late, left=(10, 9))).admitted == ()
-    tight = replace(seen, slacks=(1.0, base + 1e-9))  # now the one without slack is the one that branches
+    # now the one without slack is the one that branches
+    tight = replace(observation, slacks=(1.0, base + 1e-9))
     for beside, wide in ((0, 0), (1, 3), (30, 3)):
         bears = replace(tight, beside=(0, beside))
         assert len(taper(bears).admitted) == wide
@@ -135,10 +150,12 @@ def test_zero_slack_is_zero_width_and_who_is_late_for_good_forbids_nothing() -> 
 
 @settings(max_examples=50, deadline=None)
 @given(observations())
-def test_off_takes_no_extra_branch_and_eager_all(seen: Observation) -> None:
-    assert POLICIES["off"](seen).admitted == ()
-    assert len(POLICIES["eager"](replace(seen, room=99)).admitted) == len(seen.candidates)
-    assert len(POLICIES["eager"](seen).admitted) == min(max(0, seen.room), len(seen.candidates))
+def test_off_takes_no_extra_branch_and_eager_all(observation: Observation) -> None:
+    assert POLICIES["off"](observation).admitted == ()
+    assert len(POLICIES["eager"](replace(observation, room=99)).admitted) == len(observation.candidates)
+    assert len(POLICIES["eager"](observation).admitted) == min(
+        max(0, observation.room), len(observation.candidates)
+    )
 
 
 def test_the_predictor_learns_gain_widths_and_margins_that_95_percent_keep() -> None:
@@ -154,8 +171,8 @@ def test_the_predictor_learns_gain_widths_and_margins_that_95_percent_keep() -> 
 
     for rows, ratio in ((1, 2.0), (8, 2.0), (64, 2.6)):
         assert abs(expected(rows) / ratio - 1) < 0.05
-    one, *_, most = predictor.margins
-    assert 0.05 < one < 0.14 and most < 0.4 * one and len(predictor.margins) == len(SPANS)
+    first, *_, most = predictor.margins
+    assert 0.05 < first < 0.14 and most < 0.4 * first and len(predictor.margins) == len(SPANS)
     gain = predictor.gain
     predictor.measured(8, 0.01, 60.0)  # the host stood still
     assert predictor.gain < 1.2 * gain
@@ -170,10 +187,12 @@ def test_the_predictor_learns_gain_widths_and_margins_that_95_percent_keep() -> 
 def test_who_has_many_tokens_to_come_needs_no_margin_of_a_single_step() -> None:
     """The slack is that of 1.4 wide steps: too little for one that takes half as long again."""
     slack = 1.4 * TIME.of(3, 0)
-    seen = replace(SEEN, rows=2, requests=(0,), slacks=(slack,), paces=(0.05,), beside=(0,), rho=1.0)
-    seen = replace(seen, candidates=(BranchCandidate(1, 2, 0, 10),), room=9, margins=(0.5, 0.45, 0.42, 0.1))
+    observation = replace(SEEN, rows=2, requests=(0,), slacks=(slack,), paces=(0.05,), beside=(0,), rho=1.0)
+    observation = replace(
+        observation, candidates=(BranchCandidate(1, 2, 0, 10),), room=9, margins=(0.5, 0.45, 0.42, 0.1)
+    )
     for left, taken in ((1, 0), (4, 0), (8, 1), (64, 1)):
-        assert len(POLICIES["taper"](replace(seen, left=(left,))).admitted) == taken
+        assert len(POLICIES["taper"](replace(observation, left=(left,))).admitted) == taken
 
 
 SEEN = Observation(0, 1, 0, (), (), (), (), (), (), (), 0, TIME)

@@ -23,10 +23,10 @@ def test_the_fit_finds_the_model_that_made_the_points() -> None:
         if n + p
     ]
     for true in (fused, apart):
-        seconds = [true.of(*one) for one in steps]
-        found, error = profile.fit(steps, seconds, fused=true is fused)
-        assert error < 1e-6 and astuple(found) == pytest.approx(astuple(true), abs=1e-9)
-        crooked = [each * (1.2 if one[0] == 8 else 1) for one, each in zip(steps, seconds, strict=True)]
+        seconds = [true.of(*step) for step in steps]
+        fitted, error = profile.fit(steps, seconds, fused=true is fused)
+        assert error < 1e-6 and astuple(fitted) == pytest.approx(astuple(true), abs=1e-9)
+        crooked = [each * (1.2 if step[0] == 8 else 1) for step, each in zip(steps, seconds, strict=True)]
         assert profile.fit(steps, crooked)[1] > 0.01
 
 
@@ -35,16 +35,18 @@ def test_a_profile_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(calibrate, "MODEL", "tiny-hybrid")
     monkeypatch.setattr(calibrate, "QUICK", ((2, 5, 0), (1, 9, 3)))
     monkeypatch.setattr(calibrate, "CHUNK", 8)
-    told: list[tuple[str, float]] = []
-    made = calibrate.calibrate_here(quick=True, progress=lambda part, share: told.append((part, share)))
-    assert made.path == profiles.own(profile.NAME) and told[0] == ("model", 0.0)
-    assert told[-1][0] == "steps" and 0.6 < told[-1][1] < 1
-    points = profiles.read(made.path, "a profile", profile.VERSION, lambda content: content["points"])
+    reports: list[tuple[str, float]] = []
+    profile_file = calibrate.calibrate_here(
+        quick=True, progress=lambda part, share: reports.append((part, share))
+    )
+    assert profile_file.path == profiles.own(profile.NAME) and reports[0] == ("model", 0.0)
+    assert reports[-1][0] == "steps" and 0.6 < reports[-1][1] < 1
+    points = profiles.read(profile_file.path, "a profile", profile.VERSION, lambda content: content["points"])
     # two prompts of five, at most eight tokens in a step; then one of nine, which three branches share
-    assert [one[:3] for one in points] == [
+    assert [point[:3] for point in points] == [
         [0, 0, [[5, 5], [3, 3]]], [1, 5, [[2, 5]]], [2, 11, []], [2, 13, []], [1, 7, []],
         [0, 0, [[8, 8]]], [0, 0, [[1, 9]] * 3], [3, 11, []], [3, 14, []], [3, 17, []],
     ]  # fmt: skip
-    assert all(one[3] > 0 for one in points)
+    assert all(point[3] > 0 for point in points)
     known = profile.step_time("calibrated")
     assert known.time.of(2, 11, [(3, 3)]) > 0 and known.token_bytes > 0 and "tiny-hybrid" in known.about

@@ -53,7 +53,8 @@ def test_jumping_is_single_steps_and_every_request_ends_once(
     finished = ~np.isnan(jumped.end)
     assert (finished ^ jumped.refused).all(), "finished or refused, exactly once"
     asked = [
-        sum(sum(one.tokens) if hasattr(one, "heads") else one.tokens for one in r.stages) for r in requests
+        sum(sum(stage.tokens) if hasattr(stage, "heads") else stage.tokens for stage in r.stages)
+        for r in requests
     ]
     assert jumped.tokens[finished].tolist() == np.array(asked)[finished].tolist()
     assert (jumped.first[finished] >= jumped.arrival[finished]).all()
@@ -70,11 +71,13 @@ def test_a_hand_made_case() -> None:
     # prefill, 2.13; from 5.25 a row that reads 2, 1.12
     assert done.first.tolist() == [2.0, pytest.approx(5.25)]
     assert done.end.tolist() == [pytest.approx(5.25), pytest.approx(6.37)]
-    found = figures.compute_times([done], Objective(ttft=2.5, tpot=1.625))
-    assert found.tpot.tolist() == pytest.approx([1.625, 1.12]) and found.attained.tolist() == [True, False]
-    made = figures.summarise([done], found, 4, 100_000, load_cluster("h100-sxm:1x2,price=3600"))
-    assert made["goodput"] == pytest.approx(1 / 6.37) and made["cost"]["total"] == pytest.approx(2 * 6.37)
-    assert (made["steps"], made["attainment"], made["refused"]) == (4, 0.5, 0)
+    times = figures.compute_times([done], Objective(ttft=2.5, tpot=1.625))
+    assert times.tpot.tolist() == pytest.approx([1.625, 1.12]) and times.attained.tolist() == [True, False]
+    summary = figures.summarise([done], times, 4, 100_000, load_cluster("h100-sxm:1x2,price=3600"))
+    assert summary["goodput"] == pytest.approx(1 / 6.37) and summary["cost"]["total"] == pytest.approx(
+        2 * 6.37
+    )
+    assert (summary["steps"], summary["attainment"], summary["refused"]) == (4, 0.5, 0)
 
 
 def test_a_queue_of_one_server_waits_as_the_formula_says() -> None:
@@ -123,9 +126,9 @@ def test_what_prompts_share_is_read_once() -> None:
         cache = PrefixCache(ModelShape(kv=1, state=0, token=1.0), capacity, RULES["three-lru"], unit=16)
         return serve(requests, WIDE, TIME, prefixes=TwinPrefixes(cache, symbols))
 
-    found, none = through(10_000), through(10)
-    assert found.cached.tolist() == [0] + [48] * 9 and not none.cached.any()
-    assert (none.first - found.first)[1:] == pytest.approx([48 * 3e-4 + 1e-7 * 0] * 9, rel=0.05)
+    shared, none = through(10_000), through(10)
+    assert shared.cached.tolist() == [0] + [48] * 9 and not none.cached.any()
+    assert (none.first - shared.first)[1:] == pytest.approx([48 * 3e-4 + 1e-7 * 0] * 9, rel=0.05)
 
 
 def test_published_models_have_the_sizes_of_their_authors() -> None:
@@ -189,8 +192,8 @@ def test_a_trace_is_emulated_as_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     words = ["serve", "--trace", str(trace), "--on", "a100-80:2x1,price=2", "--model-like", "llama-3-8b"]
     words += ["--policy", "eager", "--branches", "share=0.5,count=2-4,tokens=20", "--ttft", "1", "--log", "1"]
     done = [CliRunner().invoke(app, [*words, "--json"]) for _ in range(2)]
-    assert [one.exit_code for one in done] == [0, 0], done[0].output
-    first, second = (json.loads(one.stdout) for one in done)
+    assert [result.exit_code for result in done] == [0, 0], done[0].output
+    first, second = (json.loads(result.stdout) for result in done)
     run = first.pop("run")
     assert second.pop("run") != run and first == second
     assert first["finished"] == first["requests"] == 40 and first["attainment"] == 1.0
@@ -199,7 +202,7 @@ def test_a_trace_is_emulated_as_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     kept = Store.open().get(run)
     assert kept.summary is not None and kept.summary["goodput"] == first["goodput"]
     decided = eventlog.decisions(kept.directory / eventlog.NAME)
-    assert {one["capability"] for one in decided} == {"serving.engine", "serving.branching"}
+    assert {event["capability"] for event in decided} == {"serving.engine", "serving.branching"}
     shown = CliRunner().invoke(app, ["replay", run, "--policy", "off"])
     assert shown.exit_code == 0 and "seconds:" in shown.stdout and "tokens:" in shown.stdout
 
@@ -221,9 +224,9 @@ def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             simulate(trace=trace, **wrong)
-    made = simulate(trace=trace, step_time=numbers, chunk=1000, every=0)
-    assert made.times.ttft.tolist() == pytest.approx([0.0137, 3 * 0.11 - 0.0], abs=0.02)
-    assert made.summary["refused"] == 0 and inf not in made.times.total
+    emulated = simulate(trace=trace, step_time=numbers, chunk=1000, every=0)
+    assert emulated.times.ttft.tolist() == pytest.approx([0.0137, 3 * 0.11 - 0.0], abs=0.02)
+    assert emulated.summary["refused"] == 0 and inf not in emulated.times.total
 
 
 def test_what_is_emulated_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

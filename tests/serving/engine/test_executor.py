@@ -63,14 +63,14 @@ def _decode(served: Executor, rows: list[_Row], chance: random.Random) -> int:
     """Decodes all to their ends, in each step some of them in any order; tells how many ties there were."""
     while alive := [row for row in rows if row.left]:
         some = chance.sample(alive, chance.randint(1, len(alive)))
-        found = served.step([(row.sequence, [row.token()]) for row in some], 0)
-        for row, logits in zip(some, found, strict=True):
+        step_logits = served.step([(row.sequence, [row.token()]) for row in some], 0)
+        for row, logits in zip(some, step_logits, strict=True):
             row.logits = logits
     return sum(row.ties for row in rows)
 
 
-def _same(found: Any, wanted: Any) -> None:
-    assert (found - wanted).abs().max() <= CLOSE * wanted.abs().max()
+def _same(logits: Any, wanted: Any) -> None:
+    assert (logits - wanted).abs().max() <= CLOSE * wanted.abs().max()
 
 
 def _sum(served: Executor, snapshot: Snapshot) -> str:
@@ -101,13 +101,13 @@ def test_a_family_is_served_as_it_generates(family: str) -> None:
     served.prefill(parent, prompts[1])
     forked = list(zip(served.fork(parent, len(heads)), heads, strict=True))
     whole = served.new()
-    found = served.step([*forked, (whole, prompts[0]), (rows[0].sequence, [rows[0].token()])], 3)
+    step_logits = served.step([*forked, (whole, prompts[0]), (rows[0].sequence, [rows[0].token()])], 3)
     branches = [
         _Row(branch, logits, _generated(plain, prompts[1] + head, 4))
-        for (branch, head), logits in zip(forked, found[:-2], strict=True)
+        for (branch, head), logits in zip(forked, step_logits[:-2], strict=True)
     ]
-    rows[0].logits = found[-1]
-    rows.append(_Row(whole, found[-2], _generated(plain, prompts[0], 4)))
+    rows[0].logits = step_logits[-1]
+    rows.append(_Row(whole, step_logits[-2], _generated(plain, prompts[0], 4)))
     assert _decode(served, rows + branches, chance) <= 1
     assert served.known[branches[1].sequence][: len(prompts[1])] == prompts[1]
 
@@ -131,8 +131,8 @@ def test_what_is_kept_is_gone_on_from_at_its_depth_alone(family: str) -> None:
     served.free(whole)
     for cut in cuts:
         again = [served.restore(kept[cut]) for _ in range(2)]
-        for one in again:
-            _same(served.prefill(one, tokens[cut:]), wanted[-1])
+        for sequence in again:
+            _same(served.prefill(sequence, tokens[cut:]), wanted[-1])
         step = served.decode(again, [5, 6])
         served.free(again.pop())
         assert (step[0] - step[1]).abs().max() > 0.01
@@ -145,17 +145,17 @@ def test_what_is_kept_is_gone_on_from_at_its_depth_alone(family: str) -> None:
 def _check_bytes(served: Executor) -> None:
     """What is accounted is what is there: counted anew from what is alive."""
     holders = [*served.sequences, *served.snapshots]
-    pieces = {piece for one in holders for piece, _ in one.path}
-    assert sum(sum(piece.ends.values()) for piece in pieces) == sum(len(one.path) for one in holders)
-    pieces |= {one.tail for one in served.sequences if one.tail is not None}
+    pieces = {piece for holder in holders for piece, _ in holder.path}
+    assert sum(sum(piece.ends.values()) for piece in pieces) == sum(len(holder.path) for holder in holders)
+    pieces |= {sequence.tail for sequence in served.sequences if sequence.tail is not None}
     tensors = [
         each for slots in (*served.store.slots.values(), served.pool) for each in slots.tensors.values()
     ]
-    tensors += [each for one in served.snapshots for each in one.states.values()]
+    tensors += [each for snapshot in served.snapshots for each in snapshot.states.values()]
     assert served.allocated == sum(each.nbytes for each in tensors)
     used = sum(each.slot_bytes * len(each.owners) for each in served.store.slots.values())
     assert used == sum(piece.capacity * served.token_bytes for piece in pieces)
-    assert len(served.pool.owners) == sum(one.index >= 0 for one in served.sequences)
+    assert len(served.pool.owners) == sum(sequence.index >= 0 for sequence in served.sequences)
     for slots in (*served.store.slots.values(), served.pool):
         assert [owner.index for owner in slots.owners] == list(range(len(slots.owners)))
 
@@ -167,7 +167,7 @@ def test_nothing_is_lost_by_any_order_of_events(family: str) -> None:
     plain = families.build(tiny(family))
     snapshots: list[Snapshot] = []
     for event in range(160):
-        alive = sorted(served.sequences, key=lambda one: (one.depth, served.known[one]))
+        alive = sorted(served.sequences, key=lambda sequence: (sequence.depth, served.known[sequence]))
         what = chance.choice(
             ["new", "decode", "decode", "fork", "keep", "restore", "abort", "forget", "more"]
         )
@@ -189,12 +189,12 @@ def test_nothing_is_lost_by_any_order_of_events(family: str) -> None:
         elif what == "forget" and snapshots:
             served.free(snapshots.pop(chance.randrange(len(snapshots))))
         _check_bytes(served)
-    for one in list(served.sequences)[:6]:
-        logits = served.decode([one], [7])[0]
+    for sequence in list(served.sequences)[:6]:
+        logits = served.decode([sequence], [7])[0]
         with torch.no_grad():
-            _same(logits, plain(input_ids=torch.tensor([served.known[one]])).logits[0, -1])
-    for one in [*served.sequences, *snapshots]:
-        served.free(one)
+            _same(logits, plain(input_ids=torch.tensor([served.known[sequence]])).logits[0, -1])
+    for holder in [*served.sequences, *snapshots]:
+        served.free(holder)
         _check_bytes(served)
     assert served.allocated == 0
 
@@ -247,8 +247,8 @@ def test_a_model_is_checked_plainly_whatever_its_generation_config_asks_for() ->
 
 
 SHORT = [
-    one if one in ("qwen3_next", "qwen3_moe") else pytest.param(one, marks=pytest.mark.conformance)
-    for one in sorted(TINY)
+    family if family in ("qwen3_next", "qwen3_moe") else pytest.param(family, marks=pytest.mark.conformance)
+    for family in sorted(TINY)
 ]
 
 
@@ -256,16 +256,16 @@ SHORT = [
 @pytest.mark.parametrize("family", SHORT)
 def test_short_numbers_are_served_as_well_as_the_model_does(family: str, dtype: Any) -> None:
     tokens = _ids(20, 6)
-    plain, short = (families.build(tiny(family), dtype=one) for one in (torch.float32, dtype))
+    plain, short = (families.build(tiny(family), dtype=kind) for kind in (torch.float32, dtype))
     served = Executor(families.build(tiny(family), dtype=dtype))
     row = served.new()
     served.prefill(row, tokens[:12])
     served.prefill(row, tokens[12:19])
-    found = served.decode([row], [tokens[19]])[0].float()
+    logits = served.decode([row], [tokens[19]])[0].float()
     with torch.no_grad():
         wanted = plain(input_ids=torch.tensor([tokens])).logits[0, -1]
         off = short(input_ids=torch.tensor([tokens])).logits[0, -1].float() - wanted
-    assert (found - wanted).abs().max() < 2 * off.abs().max()
+    assert (logits - wanted).abs().max() < 2 * off.abs().max()
 
 
 def test_a_row_without_numbers_harms_no_other() -> None:
@@ -278,9 +278,9 @@ def test_a_row_without_numbers_harms_no_other() -> None:
     with torch.inference_mode():
         for each in ill.tail.slots.tensors.values():
             each[ill.tail.index] = torch.nan
-    found = served.decode([ill, well], [tokens[19]] * 2)
-    assert torch.isnan(found[0]).all()
-    _same(found[1], wanted)
+    logits = served.decode([ill, well], [tokens[19]] * 2)
+    assert torch.isnan(logits[0]).all()
+    _same(logits[1], wanted)
     place = ill.tail.index
     served.free(ill)
     served.prefill(later := served.new(), tokens[:17])

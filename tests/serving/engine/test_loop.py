@@ -73,7 +73,7 @@ def run(
     return said
 
 
-def made(executor: Executor, **fields: object) -> ServingEngine:
+def serving_engine(executor: Executor, **fields: object) -> ServingEngine:
     return ServingEngine(executor, TIME, **{"rows": 4, "kv": 1 << 20, "chunk": 16, **fields})  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def test_batched_chunked_cached_and_branched_answers_are_those_of_the_model_alon
 ) -> None:
     before = executor.allocated
     prefixes = Prefixes(executor, rules, 1 << 18)
-    engine = made(executor, prefixes=prefixes, branching=policy)
+    engine = serving_engine(executor, prefixes=prefixes, branching=policy)
     for _ in range(2):  # the second time from what the first one left
         said = run(engine, jobs())
         for job in jobs()[:5]:
@@ -102,7 +102,7 @@ def test_batched_chunked_cached_and_branched_answers_are_those_of_the_model_alon
         for number, begin in ((5, 4), (6, 0)):
             job = jobs()[number]
             known = list(job.prompt) + alone(executor, list(job.prompt), begin)
-            parts = next(one for one in job.stages if isinstance(one, Branches))
+            parts = next(stage for stage in job.stages if isinstance(stage, Branches))
             for unit, (head, count) in enumerate(zip(parts.heads, parts.tokens, strict=True), 1):
                 assert said[number, unit] == alone(executor, known + list(head), count)
             for unit, head in enumerate(parts.heads, 1):
@@ -120,15 +120,15 @@ def test_a_drawn_answer_does_not_depend_on_who_else_is_there(executor: Executor)
         EngineJob(at, time.monotonic(), BASE[: 9 + at], (6,), Sampling(0.9, 0.8, seed=at, logprobs=1))
         for at in range(6)
     ]
-    together = run(made(executor), drawn)
+    together = run(serving_engine(executor), drawn)
     for job in drawn:
-        assert run(made(executor, rows=1, chunk=5), [job])[job.id, 0] == together[job.id, 0]
-    others = run(made(executor), [EngineJob(0, 0.0, BASE[:9], (6,), Sampling(0.9, 0.8, seed=99))])
+        assert run(serving_engine(executor, rows=1, chunk=5), [job])[job.id, 0] == together[job.id, 0]
+    others = run(serving_engine(executor), [EngineJob(0, 0.0, BASE[:9], (6,), Sampling(0.9, 0.8, seed=99))])
     assert others[0, 0] != together[0, 0]
 
 
 def test_who_leaves_is_freed_and_who_comes_too_late_or_too_much_is_told(executor: Executor) -> None:
-    engine = made(executor, queue=3, rows=1)
+    engine = serving_engine(executor, queue=3, rows=1)
     for job in jobs():
         engine.add(job)
     engine.add(EngineJob(7, 0.0, BASE, (1 << 20,)))
@@ -156,7 +156,7 @@ def test_what_requests_hold_never_exceeds_what_was_promised(
 
     monkeypatch.setattr(executor, "_pass", watched)
     for rules, policy, kept in (("none", "eager", 0), ("three", "off", 1 << 16)):
-        engine = made(
+        engine = serving_engine(
             executor, rows=64, kv=kv, chunk=24, branching=policy, prefixes=Prefixes(executor, rules, kept)
         )
         parts = Branches(((), (5,)), (9, 17))
@@ -172,7 +172,7 @@ def test_what_requests_hold_never_exceeds_what_was_promised(
 def test_a_step_that_fails_ends_those_who_took_part_in_it_alone(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = made(executor, rows=2, chunk=64)
+    engine = serving_engine(executor, rows=2, chunk=64)
     first, second, third = (EngineJob(at, time.monotonic(), BASE, (5,)) for at in range(3))
     engine.add(first)
     engine.step()
@@ -193,7 +193,7 @@ def test_a_fork_that_fails_ends_all_who_were_to_fork(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the one for whose branches nothing was left of the chunk."""
-    engine, parts = made(executor, rows=8, chunk=1), Branches(((5,), (6,)), (3, 3))
+    engine, parts = serving_engine(executor, rows=8, chunk=1), Branches(((5,), (6,)), (3, 3))
     for number, serial in enumerate((3, 2)):  # so that both fork in the fourth step
         engine.add(EngineJob(number, time.monotonic(), BASE[:1], (serial, parts, 2)))
     for _ in range(3):
@@ -211,10 +211,10 @@ def test_a_fork_that_fails_ends_all_who_were_to_fork(
 def test_stop_strings_and_characters_in_parts() -> None:
     tokens = ByteTokens()
     text = Text(tokens, ["END", "DONE"])
-    said = [text.add(one) for one in tokens.encode("aé ENDE DO")] + [text.rest()]
+    said = [text.add(token) for token in tokens.encode("aé ENDE DO")] + [text.rest()]
     assert "".join(said) == "aé " and text.stopped
     text = Text(tokens, ["END"])
-    assert "".join(text.add(one) for one in tokens.encode("é EN")) + text.rest() == "é EN"
+    assert "".join(text.add(token) for token in tokens.encode("é EN")) + text.rest() == "é EN"
 
 
 SIGNS = "ab é風\U0001f600\ud800"
@@ -226,7 +226,7 @@ def test_text_in_parts_is_the_text_up_to_the_first_stop(words: str, stops: list[
     tokens = ByteTokens()
     words = words.encode("utf-8", "replace").decode()
     text = Text(tokens, stops)
-    said = "".join(text.add(one) for one in tokens.encode(words)) + text.rest() if words else ""
+    said = "".join(text.add(token) for token in tokens.encode(words)) + text.rest() if words else ""
     ends = [at for at in map(words.find, stops) if at >= 0]
     assert said == (words[: min(ends)] if ends else words)
 
@@ -235,19 +235,19 @@ def test_a_directory_brings_its_own_tokenizer_and_template(tmp_path: Path) -> No
     import tokenizers
     import transformers
 
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         ["the wing the wind the tunnel"] * 9,
         tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False),
     )
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
-    fast.chat_template = "{% for one in messages %}[{{ one.role }}]{{ one.content }}{% endfor %}"
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    fast.chat_template = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
     fast.save_pretrained(tmp_path)
     local = LocalTokens(tmp_path)
     words = "the wind é 風 the wing"
     text = Text(local, [])
-    assert "".join(text.add(one) for one in local.encode(words)) + text.rest() == words
+    assert "".join(text.add(token) for token in local.encode(words)) + text.rest() == words
     assert local.decode(local.chat([{"role": "user", "content": "wing"}])) == "[user]wing"

@@ -39,31 +39,31 @@ def ask(prefixes: Prefixes, tokens: list[int], now: float) -> int:
     """Serves a prompt: its last logits are those of a model that knew nothing of it. Tokens that were
     found."""
     executor = prefixes.executor
-    found = prefixes.look(tokens, now)
-    stream = prefixes.take(found)
-    keep = sorted({*found.keep, *([len(tokens)] if found.end == 1 else [])} - {found.depth})
-    logits, kept = read(executor, stream, tokens[found.depth :], keep)
+    match = prefixes.look(tokens, now)
+    stream = prefixes.take(match)
+    keep = sorted({*match.keep, *([len(tokens)] if match.end == 1 else [])} - {match.depth})
+    logits, kept = read(executor, stream, tokens[match.depth :], keep)
     wanted = executor.prefill(alone := executor.new(), tokens)
     assert (logits - wanted).abs().max() <= CLOSE * wanted.abs().max()
     assert int(logits.argmax()) == int(wanted.argmax())
     prefixes.put(tokens, kept, stream, now)
-    for one in (alone, stream):
-        executor.free(one)
-    prefixes.leave(found)
-    return found.depth
+    for sequence in (alone, stream):
+        executor.free(sequence)
+    prefixes.leave(match)
+    return match.depth
 
 
 def check(prefixes: Prefixes) -> None:
     """What is held, is what the tree says."""
-    nodes = {one.id: one for one in prefixes.tree._nodes.values() if one.id}
+    nodes = {node.id: node for node in prefixes.tree._nodes.values() if node.id}
     assert set(prefixes._snapshots) == set(nodes)
     for name, held in prefixes._snapshots.items():
         assert held.depth == nodes[name].end
         assert bool(held.states) == nodes[name].state
     executor = prefixes.executor
     assert executor.snapshots == set(prefixes._snapshots.values())
-    pieces = {piece for one in executor.snapshots for piece, _ in one.path}
-    states = sum(each.nbytes for one in executor.snapshots for each in one.states.values())
+    pieces = {piece for snapshot in executor.snapshots for piece, _ in snapshot.path}
+    states = sum(each.nbytes for snapshot in executor.snapshots for each in snapshot.states.values())
     held = executor.held(executor.snapshots)
     assert held == states + sum(piece.bytes for piece in pieces) <= prefixes.tree.capacity
 
@@ -93,13 +93,13 @@ def test_what_is_found_is_what_would_be_computed(executor: Executor, rules: str)
 
 def test_what_was_decoded_is_not_kept_where_reading_it_gives_another_state() -> None:
     """Nemotron-H's own code bounds the time steps of its scan and not those of a decoded token."""
-    seen = chats("nemotron_h", 3, 2.0)
-    assert seen.differ == 0 and seen.off <= CLOSE
-    assert seen.found / seen.tokens == pytest.approx(0.56, abs=0.005)
+    totals = chats("nemotron_h", 3, 2.0)
+    assert totals.differ == 0 and totals.off <= CLOSE
+    assert totals.cached / totals.tokens == pytest.approx(0.56, abs=0.005)
 
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("family", sorted(TINY))
 def test_every_family_says_the_same_from_its_cache(family: str) -> None:
-    seen = chats(family)
-    assert seen.differ == 0 and seen.off <= CLOSE and seen.found > 0
+    totals = chats(family)
+    assert totals.differ == 0 and totals.off <= CLOSE and totals.cached > 0

@@ -18,7 +18,7 @@ def _logits(rows: int, vocabulary: int, spread: float) -> torch.Tensor:
 def _probabilities(logits: torch.Tensor, how: Sampling) -> torch.Tensor:
     """Of each token, float64: of the ``top_k`` likeliest the smallest set that has ``top_p``."""
     values, tokens = torch.softmax(logits.double() / how.temperature, -1).sort(descending=True, stable=True)
-    values, tokens = (one[: how.top_k or len(logits)] for one in (values, tokens))
+    values, tokens = (column[: how.top_k or len(logits)] for column in (values, tokens))
     values = values / values.sum()
     values = values[values.cumsum(-1) - values < how.top_p]
     return torch.zeros(len(logits)).double().index_put((tokens[: len(values)],), values / values.sum())
@@ -33,10 +33,10 @@ def test_draws_have_the_probabilities_of_what_top_k_and_top_p_leave(
     how = Sampling(0.8, top_p, seed=3, top_k=top_k)
     wanted = _probabilities(logits, how)
     drawn = sample(logits.expand(count, -1), [(how, 0, number) for number in range(count)])
-    found = torch.bincount(torch.tensor([one.token for one in drawn]), minlength=300)
-    assert not found[wanted == 0].any()
+    counts = torch.bincount(torch.tensor([draw.token for draw in drawn]), minlength=300)
+    assert not counts[wanted == 0].any()
     usual = (wanted * (1 - wanted) * count).sqrt()
-    assert ((found - wanted * count).abs() <= 5 * usual + 1).all()
+    assert ((counts - wanted * count).abs() <= 5 * usual + 1).all()
 
 
 def test_a_row_gets_the_same_whatever_is_in_the_batch() -> None:
@@ -55,7 +55,7 @@ def test_a_row_gets_the_same_whatever_is_in_the_batch() -> None:
         (alone,) = sample(logits[at : at + 1], [row])
         assert alone.token == together[at].token
     turned = sample(logits.flip(0), rows[::-1])[::-1]
-    assert [one.token for one in turned] == [one.token for one in together]
+    assert [draw.token for draw in turned] == [draw.token for draw in together]
 
 
 class _Counted(TorchDispatchMode):
@@ -88,9 +88,9 @@ def test_rows_are_drawn_at_once_and_no_vocabulary_is_sorted() -> None:
 
 def test_log_probabilities_are_those_of_the_model_whatever_is_drawn() -> None:
     logits = _logits(1, 50, 1.0)
-    (one,) = sample(logits, [(Sampling(0.5, 0.5, seed=1, logprobs=3, top_k=5), 0, 0)])
+    (draw,) = sample(logits, [(Sampling(0.5, 0.5, seed=1, logprobs=3, top_k=5), 0, 0)])
     wanted = torch.log_softmax(logits[0].double(), -1)
-    assert one.logprob == pytest.approx(wanted[one.token].item(), abs=1e-5)
+    assert draw.logprob == pytest.approx(wanted[draw.token].item(), abs=1e-5)
     values, tokens = wanted.topk(3)
-    assert [token for token, _ in one.top] == tokens.tolist()
-    assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=1e-5)
+    assert [token for token, _ in draw.top] == tokens.tolist()
+    assert [value for _, value in draw.top] == pytest.approx(values.tolist(), abs=1e-5)

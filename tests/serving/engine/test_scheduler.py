@@ -18,21 +18,21 @@ TIME = StepTime(base=0.01, row=1e-4, kv=1e-6, token=3e-4, pair=1e-7)
 
 @st.composite
 def stages(draw: st.DrawFn) -> tuple[Serial | Parallel, ...]:
-    made: list[Serial | Parallel] = []
+    stage_list: list[Serial | Parallel] = []
     for _ in range(draw(st.integers(1, 3))):
         if draw(st.booleans()):
-            made.append(Serial(draw(st.integers(1, 9))))
+            stage_list.append(Serial(draw(st.integers(1, 9))))
         else:
             count = draw(st.integers(1, 4))
             sizes = st.lists(st.integers(1, 7), min_size=count, max_size=count).map(tuple)
             heads = st.lists(st.integers(0, 9), min_size=count, max_size=count).map(tuple)
-            made.append(Parallel(draw(heads), draw(sizes), draw(st.integers(0, 5))))
-    return tuple(made)
+            stage_list.append(Parallel(draw(heads), draw(sizes), draw(st.integers(0, 5))))
+    return tuple(stage_list)
 
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[InferenceRequest]:
-    at, made = 0.0, []
+    at, requests = 0.0, []
     for number in range(draw(st.integers(1, 12))):
         at += draw(st.sampled_from([0.0, 0.004, 0.03, 0.2]))
         prompt = draw(st.integers(1, 60))
@@ -40,8 +40,8 @@ def workloads(draw: st.DrawFn) -> list[InferenceRequest]:
             draw(st.sampled_from([inf, 0.02, 0.1, 0.5])), draw(st.sampled_from([inf, 0.02]))
         )
         cached = draw(st.integers(0, prompt - 1))
-        made.append(InferenceRequest(number, at, prompt, draw(stages()), objective, cached))
-    return made
+        requests.append(InferenceRequest(number, at, prompt, draw(stages()), objective, cached))
+    return requests
 
 
 @st.composite
@@ -123,7 +123,7 @@ class Tensors:
 
     def drop(self, number: int) -> None:
         for held in (self.kv, self.sampled, self.waiting_heads):
-            for key in [one for one in held if one[0] == number]:
+            for key in [key for key in held if key[0] == number]:
                 del held[key]
         self.branches.pop(number, None)
 
@@ -145,7 +145,7 @@ def run(
 ) -> Ran:
     """The whole workload, on a virtual clock; everything that must hold in each step is looked at."""
     scheduler = EngineScheduler(given_limits, TIME)
-    tensors = Tensors({one.id: one for one in workload})
+    tensors = Tensors({request.id: request for request in workload})
     ran, now, arrived = Ran([], [], 0), 0.0, 0
     cancelled: set[int] = set()
     decoding: set[int] = set()
@@ -164,7 +164,7 @@ def run(
             continue
         ran.refused += step.refused
         assert len(step.rows) <= given_limits.rows and len(set(step.rows)) == len(step.rows)
-        assert sum(one.end - one.begin for one in step.prefill) <= given_limits.chunk
+        assert sum(part.end - part.begin for part in step.prefill) <= given_limits.chunk
         assert decoding - {number for number, _ in step.rows} == set(), "somebody who decodes was left out"
         count = 0
         while True:
@@ -176,7 +176,7 @@ def run(
             if not jump or count >= step.repeat or now > step.until or coming <= now or not step.work:
                 break
         ran.steps += 1
-        past = {one.request.id for one in ran.finished} | set(ran.refused)
+        past = {finished.request.id for finished in ran.finished} | set(ran.refused)
         gone = [number for number in cancel(ran.steps) if number < arrived and number not in past]
         for number in gone:
             scheduler.cancel(number)
@@ -184,10 +184,10 @@ def run(
         cancelled |= set(gone)
         if not step.work:
             continue
-        sampled = [*step.rows, *((one.request, one.unit) for one in step.prefill if one.samples)]
+        sampled = [*step.rows, *((part.request, part.unit) for part in step.prefill if part.samples)]
         out = scheduler.done(step, now, [unit for unit in sampled if ends(unit)], count)
         ran.finished += out.finished
-        over = {one.request.id for one in out.finished}
+        over = {finished.request.id for finished in out.finished}
         for number in over:
             tensors.drop(number)
         alive = {
@@ -199,16 +199,16 @@ def run(
         done = {
             number
             for number, units in tensors.branches.items()
-            if all((number, one) in ended for one in units)
+            if all((number, unit) in ended for unit in units)
         }
         held = tensors.held(done)
         assert scheduler.kv_used() == held
         lent = sum(tensors.requests[number].cached for number, unit in tensors.kv if unit == 0)
         assert held - lent <= scheduler.reserved
     assert scheduler.kv_used() == scheduler.reserved == 0 and not tensors.kv
-    over = {one.request.id for one in ran.finished}
+    over = {finished.request.id for finished in ran.finished}
     assert len(over) == len(ran.finished) and not over & cancelled
-    assert over | cancelled | set(ran.refused) == {one.id for one in workload}
+    assert over | cancelled | set(ran.refused) == {request.id for request in workload}
     assert not over & set(ran.refused)
     return ran
 
@@ -220,11 +220,12 @@ def test_all_is_decoded_in_its_place_and_a_jump_is_as_many_single_steps(
 ) -> None:
     workload, given_limits = case
     single = run(workload, given_limits)
-    for one in single.finished:
+    for finished in single.finished:
         asked = sum(
-            sum(stage.tokens) if isinstance(stage, Parallel) else stage.tokens for stage in one.request.stages
+            sum(stage.tokens) if isinstance(stage, Parallel) else stage.tokens
+            for stage in finished.request.stages
         )
-        assert one.tokens == asked and one.request.arrival < one.first <= one.end
+        assert finished.tokens == asked and finished.request.arrival < finished.first <= finished.end
     jumped = run(workload, given_limits, jump=True)
     assert jumped.finished == single.finished and jumped.refused == single.refused
     if given_limits.admission != "refuse":

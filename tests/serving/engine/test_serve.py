@@ -51,8 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Served]:
     (folder / "mine.py").write_text(OWN)
     words = ["--name", "m", "--policy", f"{folder}/mine.py", "--log", "1", "--prefix-cache", "none"]
-    with served(folder / "home", *words, model=(str(folder),)) as found:
-        yield found
+    with served(folder / "home", *words, model=(str(folder),)) as running:
+        yield running
 
 
 def _tokens(server: Served, **fields: Any) -> tuple[list[str], str]:
@@ -65,8 +65,8 @@ def _tokens(server: Served, **fields: Any) -> tuple[list[str], str]:
 def test_a_model_whose_end_tokens_stand_in_its_generation_config_stops(server: Served) -> None:
     whole, reason = _tokens(server, temperature=0, ignore_eos=True)
     assert reason == "length" and len(whole) == 40
-    ends = {ByteTokens().decode([one]) for one in ENDS}
-    place = next(at for at, one in enumerate(whole) if one in ends)
+    ends = {ByteTokens().decode([token]) for token in ENDS}
+    place = next(at for at, token in enumerate(whole) if token in ends)
     assert _tokens(server, temperature=0) == (whole[:place], "stop")
 
 
@@ -87,9 +87,9 @@ def test_a_generation_config_that_cannot_be_read_is_refused(folder: Path, tmp_pa
 
 def test_top_logprobs_without_logprobs_are_refused(server: Served) -> None:
     asked = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-    with pytest.raises(urllib.error.HTTPError) as told:
+    with pytest.raises(urllib.error.HTTPError) as refused:
         server.post("chat/completions", **asked, top_logprobs=2)
-    with told.value as error:
+    with refused.value as error:
         said = json.loads(error.read())["error"]
     assert error.code == 400 and said["param"] == "top_logprobs"
     assert said["message"] == "top_logprobs: logprobs must be set to true if this parameter is used"
@@ -118,9 +118,9 @@ def test_weights_are_as_the_config_has_them_and_a_policy_of_ones_own_decides(
 
 def test_caches_and_states_have_the_type_of_the_weights(folder: Path) -> None:
     for dtype, wanted in ((None, torch.bfloat16), (torch.float16, torch.float16), (torch.float32,) * 2):
-        found = families.load(folder, dtype=dtype)
-        assert found.dtype == wanted
-        held = {each.dtype for slots in found.store.slots.values() for each in slots.tensors.values()}
+        executor = families.load(folder, dtype=dtype)
+        assert executor.dtype == wanted
+        held = {each.dtype for slots in executor.store.slots.values() for each in slots.tensors.values()}
         assert held == {wanted}
     hybrid = families.load("tiny-hybrid", dtype=torch.bfloat16)
     assert hybrid.pool.tensors["conv", 0, 0].dtype == torch.bfloat16
@@ -178,26 +178,32 @@ def test_a_trace_is_emulated_with_a_policy_of_ones_own(
     asked = {"trace": trace, "step_time": "base=0.01,row=1e-4,token=1e-4", "every": 1}
     asked["branches"] = "share=1,count=4-4,tokens=30"
     mine = tmp_path / "mine.py"
-    made = simulate(branching=_file(mine, OWN), **asked)
-    assert made.summary["finished"] == 2
-    assert made.summary["steps"] != simulate(branching="eager", **asked).summary["steps"]
-    (part,) = (one for one in _replayed(made.run) if one.capability == "serving.branching")
+    emulated = simulate(branching=_file(mine, OWN), **asked)
+    assert emulated.summary["finished"] == 2
+    assert emulated.summary["steps"] != simulate(branching="eager", **asked).summary["steps"]
+    (part,) = (part for part in _replayed(emulated.run) if part.capability == "serving.branching")
     assert set(part.recorded_by) == {str(mine)} and part.same == part.decisions > 0
 
     late = (
         "from windtunnel.serving.engine.policy import decide as plain\nCAPABILITY = 'serving.engine'\n"
-        "def decide(seen):\n    return plain(seen, 'wait')\n"
+        "def decide(observation):\n    return plain(observation, 'wait')\n"
     )
-    made = simulate(branching=_file(mine, late), ttft=1e-3, **asked)
-    assert made.summary["refused"] == 0 < simulate(branching="taper", ttft=1e-3, **asked).summary["refused"]
+    emulated = simulate(branching=_file(mine, late), ttft=1e-3, **asked)
+    assert (
+        emulated.summary["refused"] == 0 < simulate(branching="taper", ttft=1e-3, **asked).summary["refused"]
+    )
 
-    head = "from windtunnel.serving.branching.policy import Decision\ndef decide(seen):\n    "
+    head = "from windtunnel.serving.branching.policy import Decision\ndef decide(observation):\n    "
     for kind, text, said in (
         (ScriptError, head + "return 1 / 0", r"mine\.py: decide failed: division by zero"),
         (ScriptError, head + "return 7", r"decide answered 7, accepted is a windtunnel\.serving\.branching"),
         (ScriptError, head + "return Decision(((99, 1),))", "which is not possible here"),
         (ScriptError, late.replace("'wait')", "'wait').__class__((7,))"), "which is not possible here"),
-        (ScriptError, late.replace("plain(seen, 'wait')", "plain(seen).__class__()"), "not possible here"),
+        (
+            ScriptError,
+            late.replace("plain(observation, 'wait')", "plain(observation).__class__()"),
+            "not possible here",
+        ),
         (ScriptError, "1 / 0", r"mine\.py failed: division by zero"),
         (UserError, "x = 1", r"defines no function decide"),
         (UserError, f"CAPABILITY = 'network.dag'\n{head}pass", r"CAPABILITY 'network\.dag' is not accepted"),
@@ -206,8 +212,9 @@ def test_a_trace_is_emulated_with_a_policy_of_ones_own(
             simulate(branching=_file(mine, text), **asked)
     whole = (
         "from windtunnel.serving.engine.policy import Decision\nCAPABILITY = 'serving.engine'\n"
-        "def decide(seen):\n    parts = tuple((one.request, one.unit, one.stop) for one in seen.filling)\n"
-        "    return Decision(tuple(one.request for one in seen.waiting), prefill=parts)\n"
+        "def decide(observation):\n    waiting, filling = observation.waiting, observation.filling\n"
+        "    parts = tuple((sequence.request, sequence.unit, sequence.stop) for sequence in filling)\n"
+        "    return Decision(tuple(request.request for request in waiting), prefill=parts)\n"
     )
     assert simulate(branching=_file(mine, whole), **asked).summary["finished"] == 2
     with pytest.raises(ScriptError, match="which is not possible here"):
@@ -224,5 +231,5 @@ def test_every_token_has_its_place_in_the_text() -> None:
     choice = _Choice(0, ByteTokens(), [])
     for token in ByteTokens().encode("aé風!"):
         choice.add(Token(1, 0, Sampled(token, -0.5, ((token, -0.5),))))
-    assert [one.top[0][0] for one in choice.logprobs] == [one.token[0] for one in choice.logprobs]
-    assert [one.offset for one in choice.logprobs] == [0, 1, 1, 2, 2, 2, 3] and choice.text == "aé風!"
+    assert [token.top[0][0] for token in choice.logprobs] == [token.token[0] for token in choice.logprobs]
+    assert [token.offset for token in choice.logprobs] == [0, 1, 1, 2, 2, 2, 3] and choice.text == "aé風!"

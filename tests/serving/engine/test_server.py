@@ -30,14 +30,14 @@ PROMPT = "The tunnel blows, the wing stays: " * 3
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     words = ("--policy", "eager", "--max-rows", "16", "--chunk", "64", "--queue", "80", "--log", "1")
     home = tmp_path_factory.mktemp("home")
-    with served(home, *words) as found:
-        yield found
+    with served(home, *words) as running:
+        yield running
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
-        yield made
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as api:
+        yield api
 
 
 def idle(server: Served) -> bool:
@@ -47,14 +47,14 @@ def idle(server: Served) -> bool:
 
 
 def test_the_official_client(client: openai.OpenAI, server: Served) -> None:
-    assert [one.id for one in client.models.list()] == [MODEL]
+    assert [model.id for model in client.models.list()] == [MODEL]
     asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
     whole = client.completions.create(**asked, logprobs=2)
     assert whole.usage is not None and whole.usage.completion_tokens == 12 == len(
         whole.choices[0].logprobs.tokens
     )
     parts = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    assert "".join(one.choices[0].text for one in parts[:-1]) == whole.choices[0].text
+    assert "".join(part.choices[0].text for part in parts[:-1]) == whole.choices[0].text
     assert parts[-1].usage is not None and parts[-1].usage.total_tokens == whole.usage.total_tokens
     cached = [client.completions.create(**asked) for _ in range(2)][-1]
     assert cached.usage.prompt_tokens_details.cached_tokens > 0
@@ -62,7 +62,7 @@ def test_the_official_client(client: openai.OpenAI, server: Served) -> None:
     tokens = [byte + 3 for byte in PROMPT.encode()]
     assert client.completions.create(**asked | {"prompt": tokens}).choices[0].text == whole.choices[0].text
     several = client.completions.create(**asked | {"prompt": [PROMPT, "x"], "n": 2})
-    assert [one.text for one in several.choices[:2]] == [whole.choices[0].text] * 2 and len(
+    assert [choice.text for choice in several.choices[:2]] == [whole.choices[0].text] * 2 and len(
         several.choices
     ) == 4
 
@@ -71,7 +71,7 @@ def test_the_official_client(client: openai.OpenAI, server: Served) -> None:
         client.chat.completions.create(model=MODEL, messages=talk, seed=seed, n=2, max_tokens=9, top_p=0.9)
         for seed in (1, 1, 2)
     ]
-    texts = [[choice.message.content for choice in one.choices] for one in seeded]
+    texts = [[choice.message.content for choice in answer.choices] for answer in seeded]
     assert texts[0] == texts[1] != texts[2] and texts[0][0] != texts[0][1]
     cut = texts[0][0][3:5]
     stopped = client.chat.completions.create(
@@ -91,7 +91,7 @@ def test_branches_are_joined_and_the_answer_goes_on(client: openai.OpenAI) -> No
     joined = client.completions.create(
         **asked, extra_body={"branches": {**branches, "join": "."}, "ignore_eos": True}
     )
-    assert [one.text for one in joined.choices[1:]] == [one.text for one in apart.choices]
+    assert [choice.text for choice in joined.choices[1:]] == [choice.text for choice in apart.choices]
     assert len(joined.choices) == 4 and joined.usage.completion_tokens == 21
 
 
@@ -111,9 +111,9 @@ def test_branches_are_joined_and_the_answer_goes_on(client: openai.OpenAI) -> No
 def test_what_is_not_served_is_refused_by_name(
     client: openai.OpenAI, fields: dict[str, object], status: int, said: str
 ) -> None:
-    with pytest.raises(openai.APIStatusError, match=re.escape(said)) as told:
+    with pytest.raises(openai.APIStatusError, match=re.escape(said)) as refused:
         client.completions.create(model=MODEL, prompt="a", extra_body=fields)
-    assert told.value.status_code == status and told.value.body["type"] == "invalid_request_error"
+    assert refused.value.status_code == status and refused.value.body["type"] == "invalid_request_error"
 
 
 def test_clients_that_speak_badly_or_go_away_or_read_slowly(server: Served) -> None:
@@ -166,8 +166,8 @@ def test_many_clients_at_once_of_whom_some_leave(server: Served) -> None:
             extra_body={"ignore_eos": True},
         )  # fmt: skip
         text = ""
-        async for one in stream:
-            text += one.choices[0].text
+        async for chunk in stream:
+            text += chunk.choices[0].text
             if number % 16 == 7:
                 await stream.close()
                 return "left"
@@ -179,7 +179,7 @@ def test_many_clients_at_once_of_whom_some_leave(server: Served) -> None:
 
     texts = asyncio.run(all_of_them())
     assert texts.count("left") == 4
-    assert all(len(set(texts[one::8]) - {"left"}) == 1 for one in range(8))
+    assert all(len(set(texts[number::8]) - {"left"}) == 1 for number in range(8))
     assert until(lambda: idle(server))
 
 
@@ -187,11 +187,11 @@ def test_langchain(server: Served) -> None:
     chat = pytest.importorskip("langchain_openai", reason="needs langchain-openai").ChatOpenAI(
         base_url=server.url, api_key="x", model=MODEL, max_tokens=6, temperature=0, timeout=60
     )
-    told = chat.invoke([("system", "Be brief."), ("human", "Drag?")])
-    assert told.usage_metadata["output_tokens"] == 6
+    answer = chat.invoke([("system", "Be brief."), ("human", "Drag?")])
+    assert answer.usage_metadata["output_tokens"] == 6
     assert (
-        "".join(str(one.content) for one in chat.stream([("system", "Be brief."), ("human", "Drag?")]))
-        == told.content
+        "".join(str(part.content) for part in chat.stream([("system", "Be brief."), ("human", "Drag?")]))
+        == answer.content
     )
 
 
@@ -205,11 +205,11 @@ def test_the_example_in_the_documentation(server: Served, capsys: pytest.Capture
 
 def _shortened(schema: Any) -> None:
     """Lists of three at most: what is drawn and served for longer ones tells nothing more."""
-    for one in schema.values() if isinstance(schema, dict) else schema:
-        if isinstance(one, dict) and one.get("type") == "array":
-            one["maxItems"] = 3
-        if isinstance(one, dict | list):
-            _shortened(one)
+    for part in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(part, dict) and part.get("type") == "array":
+            part["maxItems"] = 3
+        if isinstance(part, dict | list):
+            _shortened(part)
 
 
 def test_the_interface_is_what_its_description_says(server: Served) -> None:
@@ -217,18 +217,18 @@ def test_the_interface_is_what_its_description_says(server: Served) -> None:
     from hypothesis import HealthCheck, Phase, given, settings
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-    told = server.get("/openapi.json")
+    description = server.get("/openapi.json")
     for form in ("Completion", "Chat"):  # few and short answers are as well
-        described = told["components"]["schemas"][form]
+        described = description["components"]["schemas"][form]
         fields = described["properties"]
         assert fields["model"]["enum"] == [MODEL]
         for name in ("n", "max_tokens", "max_completion_tokens") if form == "Chat" else ("n", "max_tokens"):
             fields[name] = fields[name]["anyOf"][0] | {"maximum": 3}
         # else a chat fills the context
         described["required"] = [*described.get("required", []), "max_tokens"]
-    told["components"]["schemas"]["Branched"]["properties"]["max_tokens"]["maximum"] = 3
-    _shortened(told["components"]["schemas"])
-    schema = schemathesis.openapi.from_dict(told)
+    description["components"]["schemas"]["Branched"]["properties"]["max_tokens"]["maximum"] = 3
+    _shortened(description["components"]["schemas"])
+    schema = schemathesis.openapi.from_dict(description)
     schema.config.base_url = server.url.removesuffix("/v1")
     answered = set()
     for operation in schema.get_all_operations():
@@ -242,8 +242,8 @@ def test_the_interface_is_what_its_description_says(server: Served) -> None:
         @given(case=case)
         def agrees(case: schemathesis.Case) -> None:
             # a token may be none of the model's, and a prompt too long: no schema says so
-            found = case.call_and_validate(timeout=60, excluded_checks=[positive_data_acceptance])
-            if found.status_code == 200:
+            response = case.call_and_validate(timeout=60, excluded_checks=[positive_data_acceptance])
+            if response.status_code == 200:
                 answered.add(case.path)
 
         agrees()
@@ -259,7 +259,7 @@ def test_it_stops_when_told_and_its_decisions_are_kept(server: Served, client: o
     parts = [next(iter(stream))]
     server.process.send_signal(signal.SIGTERM)
     parts += list(stream)
-    assert sum(bool(one.choices[0].finish_reason) for one in parts) == 1
+    assert sum(bool(part.choices[0].finish_reason) for part in parts) == 1
     assert server.process.wait(60) == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINDTUNNEL_HOME", str(server.home))

@@ -35,14 +35,14 @@ ROWS, QUEUE = 4, 6
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     words = ("--max-rows", str(ROWS), "--chunk", "64", "--queue", str(QUEUE), "--log", "0")
-    with served(tmp_path_factory.mktemp("home"), *words) as found:
-        yield found
+    with served(tmp_path_factory.mktemp("home"), *words) as running:
+        yield running
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
-        yield made
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as api:
+        yield api
 
 
 _ENDS = {"include_usage": True}
@@ -121,18 +121,18 @@ def test_nonsense_is_refused_by_name_and_changes_nothing(server: Served, client:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{size}\r\n"
         with socket.create_connection((host, int(port)), timeout=60) as sock:
             sock.sendall(f"{head}Connection: close\r\n\r\n".encode() + sent)
-            told = b"".join(iter(lambda sock=sock: sock.recv(65536), b"")).decode()
+            response = b"".join(iter(lambda sock=sock: sock.recv(65536), b"")).decode()
         status = "404" if "exist" in said else "400"
-        assert told.startswith(f"HTTP/1.1 {status} ") and said in told, f"{what}: {told[:400]}"
+        assert response.startswith(f"HTTP/1.1 {status} ") and said in response, f"{what}: {response[:400]}"
     post = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     for begun in ("GET /health HTTP/1.1\r\nX: ", f"{post}2\r\n{{}}\r\n0\r\nX: ", f"{post}2;x="):
         with socket.create_connection((host, int(port)), timeout=60) as sock:
             try:  # a head, a trailer, a chunk's extension that does not end
                 sock.sendall(begun.encode() + b"y" * 900_000)
-                told = sock.recv(65536).decode()
+                response = sock.recv(65536).decode()
             except (ConnectionResetError, BrokenPipeError):
-                told = ""
-            assert not told or " 400 " in told, begun
+                response = ""
+            assert not response or " 400 " in response, begun
     assert held(server) == (0, 0, 0) and server.get("/health") == {"status": "ok"}
     assert client.completions.create(model=MODEL, prompt="a", max_tokens=2).usage.completion_tokens == 2
 
@@ -141,9 +141,9 @@ def test_nonsense_is_refused_by_name_and_changes_nothing(server: Served, client:
 def test_what_clients_send_back_repeat_and_give_up(server: Served, client: openai.OpenAI) -> None:
     talk: list[Any] = [{"role": "user", "content": "Lift?"}]
     for _ in range(2):  # the answer is appended as the client read it
-        told = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=3, temperature=0)
-        talk += [told.choices[0].message, {"role": "user", "content": "And?"}]
-    dumped = [{**told.choices[0].message.model_dump(), "role": "assistant"}, talk[-1]]
+        answer = client.chat.completions.create(model=MODEL, messages=talk, max_tokens=3, temperature=0)
+        talk += [answer.choices[0].message, {"role": "user", "content": "And?"}]
+    dumped = [{**answer.choices[0].message.model_dump(), "role": "assistant"}, talk[-1]]
     assert client.chat.completions.create(model=MODEL, messages=dumped, max_tokens=3).choices
     with pytest.raises(openai.BadRequestError, match="tools"):
         tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -152,7 +152,7 @@ def test_what_clients_send_back_repeat_and_give_up(server: Served, client: opena
     assert drawn.choices[0].text != drawn.choices[1].text
     options = {"include_usage": True, "continuous_usage_stats": True}
     parts = list(client.completions.create(model=MODEL, prompt="ab", stream=True, stream_options=options))
-    used = [one.usage.completion_tokens for one in parts]
+    used = [part.usage.completion_tokens for part in parts]
     assert used == sorted(used) and used[-1] == used[-2] > used[0]
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.05).completions.create(
@@ -175,13 +175,13 @@ def test_what_benchmark_and_evaluation_clients_send_is_answered(server: Served) 
             assert json.loads(lines[0])["usage"]["completion_tokens"] <= 12
             continue
         assert lines[-2:] == ["data: [DONE]", ""]
-        parts = [json.loads(one.removeprefix("data: ")) for one in lines[:-2] if one]
+        parts = [json.loads(line.removeprefix("data: ")) for line in lines[:-2] if line]
         assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] == 12
-        assert all("usage" in one for one in parts) == ("continuous_usage_stats" in sent["stream_options"])
-    with pytest.raises(urllib.error.HTTPError) as told:
+        assert all("usage" in part for part in parts) == ("continuous_usage_stats" in sent["stream_options"])
+    with pytest.raises(urllib.error.HTTPError) as refused:
         server.post("completions", **LIKELIHOODS)
-    assert json.loads(told.value.read())["error"]["param"] == "echo"
-    told.value.close()
+    assert json.loads(refused.value.read())["error"]["param"] == "echo"
+    refused.value.close()
 
 
 def test_a_unit_that_is_ended_before_its_first_token_decodes_no_more_than_that() -> None:
@@ -204,7 +204,7 @@ def test_a_unit_that_is_ended_before_its_first_token_decodes_no_more_than_that()
 @pytest.mark.parametrize("temperature", [1e-310, 1e-30, 1e-6])
 def test_a_temperature_close_to_none_takes_the_likeliest(temperature: float) -> None:
     logits = torch.tensor([[1.0, 40.0, 3.0, 39.0]])
-    assert [one.token for one in sample(logits, [(Sampling(temperature, seed=3), 0, 0)])] == [1]
+    assert [draw.token for draw in sample(logits, [(Sampling(temperature, seed=3), 0, 0)])] == [1]
 
 
 def test_a_tokenizer_that_is_broken_or_a_template_that_refuses_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_stream_that_the_server_has_no_time_for_ends_with_why(
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     monkeypatch.setattr(serving, "GRACE", 0.2)
-    told: list[str] = []
+    lines: list[str] = []
     clients: list[threading.Thread] = []
 
     def ask(url: str) -> None:
@@ -64,9 +64,9 @@ def test_a_stream_that_the_server_has_no_time_for_ends_with_why(
         body = json.dumps({"model": "tiny-attention", **fields}).encode()
         request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
-            told.append(answer.readline().decode())
+            lines.append(answer.readline().decode())
             os.kill(os.getpid(), signal.SIGTERM)
-            told.extend(line.decode() for line in answer if line.strip())
+            lines.extend(line.decode() for line in answer if line.strip())
 
     def ready(url: str, run: str) -> None:
         clients.append(threading.Thread(target=ask, args=(url,)))
@@ -74,8 +74,8 @@ def test_a_stream_that_the_server_has_no_time_for_ends_with_why(
 
     serving.serve(ServeSettings("tiny-attention", port=0, threads=1), ready)
     clients[0].join(60)
-    assert '"finish_reason": null' in told[0] and told[-1] == "data: [DONE]\n"
-    assert json.loads(told[-2].removeprefix("data: "))["error"]["message"] == "the server is being stopped"
+    assert '"finish_reason": null' in lines[0] and lines[-1] == "data: [DONE]\n"
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["message"] == "the server is being stopped"
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ class Held:
 
     def do(self, change: Change, symbols: Prefix = (), copied: frozenset[int] = frozenset()) -> None:
         prefixes = [symbols[:end] for end in range(1, len(symbols) + 1)]
-        for one in change:
-            match one:
+        for operation in change:
+            match operation:
                 case Make(node, parent, begin, end):
                     assert node not in self.pieces and 0 <= begin < end
                     assert parent == 0 or self.pieces[parent].kv[-1] == symbols[:begin]
@@ -87,23 +87,23 @@ class Held:
     def usable(self, prompt: Prefix, most: int) -> int:
         """By hand: the deepest prefix of ``prompt`` that can be used."""
         held = {prefix for piece in self.pieces.values() for prefix in piece.kv}
-        states = {one.state for one in self.pieces.values()}
+        states = {piece.state for piece in self.pieces.values()}
         depths = [depth for depth in range(1, most + 1) if prompt[:depth] in held]
         if self.cache.shape.state:
             depths = [depth for depth in depths if prompt[:depth] in states]
         return max(depths, default=0)
 
-    def used(self, found: PrefixMatch, prompt: Prefix) -> None:
+    def used(self, match: PrefixMatch, prompt: Prefix) -> None:
         """What was found is what it is said to be."""
-        path, node = list[int](), found.node
+        path, node = list[int](), match.node
         while node:
             path.insert(0, node)
             node = self.pieces[node].parent
-        kv = [prefix for node in path for prefix in self.pieces[node].kv][: found.depth]
-        assert kv == [prompt[:end] for end in range(1, found.depth + 1)]
-        if self.cache.shape.state and found.depth:
-            assert self.pieces[found.node].state == prompt[: found.depth]
+        kv = [prefix for node in path for prefix in self.pieces[node].kv][: match.depth]
+        assert kv == [prompt[:end] for end in range(1, match.depth + 1)]
+        if self.cache.shape.state and match.depth:
+            assert self.pieces[match.node].state == prompt[: match.depth]
 
 
 def rows(index: Index) -> dict[int, tuple[float, ...]]:
-    return {int(node): told for node, *told in zip(*index.columns(), strict=True)}
+    return {int(node): columns for node, *columns in zip(*index.columns(), strict=True)}

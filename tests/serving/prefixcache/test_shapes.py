@@ -45,12 +45,12 @@ DELTA = {
         ({"model_type": "lfm2", "hidden_size": 64, "layer_types": ["conv", "full_attention"],
           "conv_L_cache": 3, "num_attention_heads": 4, "intermediate_size": 96}, 2 * 64 * 2, 64 * 3 * 2),
     ],
-    ids=lambda one: one.get("model_type") if isinstance(one, dict) else "",
+    ids=lambda config: config.get("model_type") if isinstance(config, dict) else "",
 )  # fmt: skip
 def test_bytes_of_a_token_and_of_a_checkpoint(config: dict[str, Any], kv: int, state: int) -> None:
-    found = shape(config)
-    assert (found.kv, found.state) == (kv, state)
-    assert shape({"model_type": "vision", "text_config": config}) == found
+    model = shape(config)
+    assert (model.kv, model.state) == (kv, state)
+    assert shape({"model_type": "vision", "text_config": config}) == model
     assert shape(config, width=4, state_width=2).kv == 2 * kv
 
 
@@ -58,7 +58,7 @@ def test_flops_of_dense_and_expert_layers() -> None:
     attention, perceptron = layers(LLAMA)[:2]
     assert attention.token == 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64) and attention.pair == 4 * 64
     assert perceptron.token == 2 * 3 * 64 * 96
-    experts = [one.token for one in layers(DELTA) if not (one.kv or one.state)]
+    experts = [layer.token for layer in layers(DELTA) if not (layer.kv or layer.state)]
     assert experts == [6 * 64 * 24 * 2 + 2 * 64 * 8, 6 * 64 * 40] * 2, (
         "the active ones, a router, a shared one"
     )
@@ -66,23 +66,23 @@ def test_flops_of_dense_and_expert_layers() -> None:
 
 def test_pairs_are_causal_and_within_the_window() -> None:
     for window in (0, 5, 100):
-        one = ModelShape(0, 0, 0.0, ((window, 2.0),))
+        model = ModelShape(0, 0, 0.0, ((window, 2.0),))
         by_hand = [2.0 * min(place + 1, window or 1000) for place in range(20)]
-        assert one.flops(0, 20) == sum(by_hand)
-        assert one.flops(7, 20) == sum(by_hand[7:])
+        assert model.flops(0, 20) == sum(by_hand)
+        assert model.flops(7, 20) == sum(by_hand[7:])
     windowed = layers({**LLAMA, "sliding_window": 8})
-    assert {one.window for one in windowed if one.pair} == {8}
+    assert {layer.window for layer in windowed if layer.pair} == {8}
 
 
 def test_the_papers_hybrid() -> None:
     """Marconi's formulas; what Transformers would hold is 102 MB a checkpoint and 65.5 KB a token."""
-    one = paper_hybrid()
+    hybrid = paper_hybrid()
     width, state, long = 4096, 128, 1000
-    assert one.kv == 4 * 4 * width
-    assert one.state == 24 * (2 * width * state + 2 * (2 * width + 2 * state) * 4)
+    assert hybrid.kv == 4 * 4 * width
+    assert hybrid.state == 24 * (2 * width * state + 2 * (2 * width + 2 * state) * 4)
     attention = 4 * (8 * long * width**2 + 4 * long**2 * width)
     recurrent = 24 * (12 * long * width**2 + 16 * long * width * state + 10 * long * width)
-    assert one.flops(0, long) == attention + recurrent + 28 * 16 * long * width**2
+    assert hybrid.flops(0, long) == attention + recurrent + 28 * 16 * long * width**2
     assert paper_hybrid(expand=2, state_width=4).state == 102_285_312
 
 

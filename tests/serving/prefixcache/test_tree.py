@@ -46,15 +46,15 @@ def test_the_tree_is_what_it_says(
     held, pinned = Held(cache), []
     for now, (prompt, answer, pin) in enumerate(asked):
         most = len(prompt) - (unit == 1)
-        found = cache.look(prompt, float(now // 2))
-        assert found.depth == held.usable(prompt, most)
-        held.used(found, prompt)
-        if found.node and pin:
-            cache.pin(found.node)
-            pinned.append((found.node, prompt[: found.depth]))
+        match = cache.look(prompt, float(now // 2))
+        assert match.depth == held.usable(prompt, most)
+        held.used(match, prompt)
+        if match.node and pin:
+            cache.pin(match.node)
+            pinned.append((match.node, prompt[: match.depth]))
         whole = prompt + answer
-        end = len(whole) // found.end * found.end if found.end else 0
-        copied = frozenset({*found.keep, end} - {0})
+        end = len(whole) // match.end * match.end if match.end else 0
+        copied = frozenset({*match.keep, end} - {0})
         held.do(cache.admit(whole, sorted(copied), float(now // 2)), whole, copied)
         for node, prefix in pinned:
             assert held.pieces[node].state == prefix or not shape.state
@@ -82,9 +82,9 @@ def test_what_several_share_is_copied_where_they_part_and_used_from_the_third_on
     shared, depths = tuple(range(100, 140)), []
     for number in range(4):
         prompt = (*shared, *[number] * 10)
-        found = cache.look(prompt, number)
-        depths.append((found.depth, found.keep, found.end))
-        cache.admit((*prompt, 7, 8), (*found.keep, len(prompt) + 2), number)
+        match = cache.look(prompt, number)
+        depths.append((match.depth, match.keep, match.end))
+        cache.admit((*prompt, 7, 8), (*match.keep, len(prompt) + 2), number)
     assert depths == [(0, (), 1), (0, (40,), 1), (40, (), 1), (40, (), 1)]
 
 
@@ -99,7 +99,7 @@ def test_a_node_with_one_child_gives_its_state_and_keeps_its_childs_hits() -> No
     other = (9, 9, 9, 9, 9, 9, 9, 9)
     change = cache.admit(other, [8], 3.0)
     held.do(change, other, frozenset({8}))
-    assert [type(one) for one in change][:1] == [Strip]
+    assert [type(operation) for operation in change][:1] == [Strip]
     assert cache.look((*first, 0), 4.0).depth == 0
     assert cache.look((*second, 9), 5.0).depth == 8
 
@@ -112,9 +112,9 @@ def test_alpha_zero_is_the_least_recently_used(shape: ModelShape) -> None:
     for now in range(300):
         prompt = tuple(random.integers(0, 2, random.integers(1, 20)).tolist())
         for place, cache in enumerate(caches):
-            found = cache.look(prompt, now)
-            change = cache.admit((*prompt, 5), (*found.keep, len(prompt) + 1), now)
-            gone[place] += [one for one in change if isinstance(one, Evict | Strip)]
+            match = cache.look(prompt, now)
+            change = cache.admit((*prompt, 5), (*match.keep, len(prompt) + 1), now)
+            gone[place] += [operation for operation in change if isinstance(operation, Evict | Strip)]
     assert gone[0] == gone[1] and len(gone[0]) > 50
 
 
@@ -122,20 +122,21 @@ def test_the_victim_is_the_one_that_a_look_at_all_candidates_finds() -> None:
     """The few that are shown to the policy always hold the one with the lowest score of all."""
     sizes: list[tuple[int, int]] = []
 
-    def watched(seen: Observation) -> Decision:
-        made = decide(seen)
-        if isinstance(seen, Eviction):
+    def watched(observation: Observation) -> Decision:
+        decision = decide(observation)
+        if isinstance(observation, Eviction):
             node, used, worth, group = cache._index.columns()
             ages = cache._ages
-            density = ages.of(group, seen.now - used) if ages is not None else used * 0
-            rows = list(zip(*(one.tolist() for one in (node, used, worth, density)), strict=True))
+            density = ages.of(group, observation.now - used) if ages is not None else used * 0
+            rows = list(zip(*(column.tolist() for column in (node, used, worth, density)), strict=True))
             everyone = tuple(Candidate(*row) for row in rows)
-            assert decide(replace(seen, candidates=everyone)) == made
-            assert (min(one.used for one in everyone), max(one.worth for one in everyone)) == (
-                seen.used[0], seen.worth[1],
+            assert decide(replace(observation, candidates=everyone)) == decision
+            least = min(candidate.used for candidate in everyone)
+            assert (least, max(candidate.worth for candidate in everyone)) == (
+                observation.used[0], observation.worth[1],
             )  # fmt: skip
-            sizes.append((len(seen.candidates), len(rows)))
-        return made
+            sizes.append((len(observation.candidates), len(rows)))
+        return decision
 
     random = np.random.default_rng(4)
     for rules in (
@@ -147,8 +148,8 @@ def test_the_victim_is_the_one_that_a_look_at_all_candidates_finds() -> None:
         cache = PrefixCache(HYBRID, 1500, rules, decide=watched)
         for now in range(200):
             prompt = tuple(random.integers(0, 3, random.integers(2, 60)).tolist())
-            found = cache.look(prompt, now * float(random.random()))
-            cache.admit(prompt, (*found.keep, len(prompt)), float(now))
+            match = cache.look(prompt, now * float(random.random()))
+            cache.admit(prompt, (*match.keep, len(prompt)), float(now))
     assert any(shown < count / 2 for shown, count in sizes)
 
 
@@ -160,8 +161,8 @@ def test_alpha_is_tuned_by_replay_always_to_the_same() -> None:
         random = np.random.default_rng(5)
         for now in range(700):
             prompt = tuple(range(100)) if now % 20 == 0 else tuple(random.integers(200, 300, 12).tolist())
-            found = cache.look((*prompt, now + 1000), now)
-            cache.admit(prompt, (*found.keep, len(prompt)), now)
+            match = cache.look((*prompt, now + 1000), now)
+            cache.admit(prompt, (*match.keep, len(prompt)), now)
             if (replay := cache.due()) is not None:
                 alphas.append(cache.settle(replay.run()))
         return alphas
@@ -177,9 +178,9 @@ def test_prompts_that_are_meant_to_hurt(shape: ModelShape) -> None:
         cache = PrefixCache(shape, 1_500_000, rules)
         whole = np.zeros(1_000_000, np.int64)
         for now, prompt in enumerate([[], [0], whole, whole, whole[:-1], whole[:500_000], [1], [], [0]]):
-            found = cache.look(prompt, now)
-            assert found.depth <= max(0, len(prompt) - 1)
-            cache.admit(prompt, (*found.keep, len(prompt)), now)
+            match = cache.look(prompt, now)
+            assert match.depth <= max(0, len(prompt) - 1)
+            cache.admit(prompt, (*match.keep, len(prompt)), now)
             assert cache.used <= cache.capacity
         assert len(cache._nodes) < 5000
     cache = PrefixCache(shape, 0, RULES["three"])
@@ -190,9 +191,9 @@ def test_prompts_that_are_meant_to_hurt(shape: ModelShape) -> None:
 
 def test_points_of_admission() -> None:
     def kept(rules: CacheRules, unit: int = 1) -> Retention:
-        made = decide(Lookup(rules, unit, prompt=100, matched=40, usable=20))
-        assert isinstance(made, Retention)
-        return made
+        decision = decide(Lookup(rules, unit, prompt=100, matched=40, usable=20))
+        assert isinstance(decision, Retention)
+        return decision
 
     assert kept(RULES["three"]) == Retention((40, 96), 1)
     assert kept(RULES["marconi"]) == Retention((40,), 1)

@@ -51,28 +51,28 @@ class Story:
         self.running, self.ends, self.left = list[BatchRun](), Counter[int](), set[int]()
 
     def do(self, effects: list[Effect]) -> None:
-        for one in effects:
-            if isinstance(one, Start):
-                self.loading.append(one)
-            elif isinstance(one, BatchRun):
-                self.running.append(one)
-            elif isinstance(one, RequestFailure):
-                query = one.request.query
-                assert not one.shed or (query.latency < math.inf and not query.background)
-                self.ends[one.request.query.id] += 1
+        for effect in effects:
+            if isinstance(effect, Start):
+                self.loading.append(effect)
+            elif isinstance(effect, BatchRun):
+                self.running.append(effect)
+            elif isinstance(effect, RequestFailure):
+                query = effect.request.query
+                assert not effect.shed or (query.latency < math.inf and not query.background)
+                self.ends[effect.request.query.id] += 1
             else:
-                assert isinstance(one, Stop) and one.group.idle >= 0
+                assert isinstance(effect, Stop) and effect.group.idle >= 0
         self.holds()
 
     def holds(self) -> None:
         groups = self.host.groups.values()
-        assert self.host.used == sum(one.group.variant.threads for one in self.running)
-        assert self.host.background == sum(len(one.background) for one in groups)
-        for one in groups:
-            assert len(one.begun) == sum(run.group is one for run in self.running) <= one.ready
-            assert one.waiting == sum(each.query.items for each in one.queue)
-            assert not (one.queue and one.idle)
-            assert one.count or not (one.queue or one.background)
+        assert self.host.used == sum(batch.group.variant.threads for batch in self.running)
+        assert self.host.background == sum(len(group.background) for group in groups)
+        for group in groups:
+            assert len(group.begun) == sum(run.group is group for run in self.running) <= group.ready
+            assert group.waiting == sum(each.query.items for each in group.queue)
+            assert not (group.queue and group.idle)
+            assert group.count or not (group.queue or group.background)
 
     def step(self, what: str) -> None:
         self.now += 0.3
@@ -85,7 +85,7 @@ class Story:
             case "done" | "died" | "refused" if self.running:
                 run = self.running.pop(0)
                 if what == "done":
-                    self.ends.update(one.query.id for one in run.batch)
+                    self.ends.update(request.query.id for request in run.batch)
                     self.do(self.desk.answered(run.group, run.batch, 0.01, self.now))
                 else:
                     self.do(getattr(self.desk, what)(run.group, run.batch, what, self.now))
@@ -96,10 +96,10 @@ class Story:
                 else:
                     self.do(self.desk.unloadable(start.group, start.due, what, self.now))
             case "gone":
-                waiting = [one for group in self.host.groups.values() for one in group.queue]
-                for one in waiting[:1]:
-                    self.ends[one.query.id] += 1
-                    self.desk.leave(one)
+                waiting = [request for group in self.host.groups.values() for request in group.queue]
+                for request in waiting[:1]:
+                    self.ends[request.query.id] += 1
+                    self.desk.leave(request)
                     self.holds()
             case "second":
                 self.do(self.desk.second(self.now, {"a": min(1.0, self.host.used / 2)}))
@@ -140,11 +140,11 @@ def test_a_background_job_begins_where_nobody_waits_and_no_core_is_taken() -> No
     narrow.put(VariantRequest(Query(5, "digits", background=True), story.now))
     story.step("starts")  # both cores are used
     story.step("done")  # who asked goes first, though it came last
-    assert [[one.query.id for one in run.batch] for run in story.running] == [[4]]
+    assert [[request.query.id for request in run.batch] for run in story.running] == [[4]]
     story.step("done")
-    assert [[one.query.id for one in run.batch] for run in story.running] == [[2, 3]]
+    assert [[request.query.id for request in run.batch] for run in story.running] == [[2, 3]]
     story.step("done")
-    assert [[one.query.id for one in run.batch] for run in story.running] == [[5]]
+    assert [[request.query.id for request in run.batch] for run in story.running] == [[5]]
 
 
 @settings(max_examples=8, deadline=None)
@@ -152,7 +152,7 @@ def test_a_background_job_begins_where_nobody_waits_and_no_core_is_taken() -> No
 def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
     seed: int, load: float, jobs: int
 ) -> None:
-    one = variant("net:8", threads=8, slope=0.02, intercept=0.0)
+    net = variant("net:8", threads=8, slope=0.02, intercept=0.0)
     rng = np.random.default_rng(seed)
     times = np.sort(rng.uniform(3, 13, rng.poisson(load * 10 / 0.02)))
     later = np.sort(rng.uniform(3, 13, jobs))
@@ -160,7 +160,7 @@ def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
     def outcome(*background: tuple[float, Query]) -> VariantsOutcome:
         online = [(at, Query(number, "digits")) for number, at in enumerate(times.tolist())]
         asked = sorted([*online, *background], key=lambda pair: pair[0])
-        setting = VariantsSetting((one,), {}, True, {"net": one.name}, own=True, warm=0.0)
+        setting = VariantsSetting((net,), {}, True, {"net": net.name}, own=True, warm=0.0)
         return simulate(asked, 30.0, setting, POLICIES["static"])
 
     alone = outcome()
@@ -168,18 +168,18 @@ def test_a_background_job_delays_nobody_by_more_than_the_batch_under_way(
     assert both.background == jobs and both.came == alone.came == len(times)
     assert len(both.latencies) == len(alone.latencies) == len(times)
     slower = np.array(both.latencies) - np.array(alone.latencies)
-    assert slower.max(initial=0.0) <= one.latency() + 1e-9
+    assert slower.max(initial=0.0) <= net.latency() + 1e-9
 
 
-def overloaded(one: Variant, replicas: int, rate: float, bounds: list[float], seed: int) -> tuple[
+def overloaded(net: Variant, replicas: int, rate: float, bounds: list[float], seed: int) -> tuple[
     list[tuple[float, Query]], VariantsOutcome
 ]:  # fmt: skip
     """Five seconds, of which the first is not counted, and what became of who came in them."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.uniform(3, 8, int(rate * 5))).tolist()
     asked = [(at, Query(number, "digits", latency=rng.choice(bounds))) for number, at in enumerate(times)]
-    peak = {"net": 0.7 * one.rate * replicas - 1e-6}
-    setting = VariantsSetting((one,), {}, True, {"net": one.name}, own=True, peak=peak, warm=4.0)
+    peak = {"net": 0.7 * net.rate * replicas - 1e-6}
+    setting = VariantsSetting((net,), {}, True, {"net": net.name}, own=True, peak=peak, warm=4.0)
     return asked, simulate(asked, 30.0, setting, POLICIES["static"])
 
 
@@ -188,18 +188,18 @@ def overloaded(one: Variant, replicas: int, rate: float, bounds: list[float], se
 def test_who_is_shed_could_not_have_been_in_time_and_nobody_else_is_late(
     replicas: int, load: float, seed: int
 ) -> None:
-    one = variant("net:1", slope=0.02, intercept=0.0)
-    asked, found = overloaded(one, replicas, load * replicas * one.rate, [0.021, 0.05, 0.3], seed)
+    net = variant("net:1", slope=0.02, intercept=0.0)
+    asked, outcome = overloaded(net, replicas, load * replicas * net.rate, [0.021, 0.05, 0.3], seed)
     free, took, shed = [0.0] * replicas, [], 0
     for came, query in asked:  # first come, first served
-        end = max(came, free[0]) + one.latency()
+        end = max(came, free[0]) + net.latency()
         if end - came <= query.latency:
             heapq.heapreplace(free, end)
             took += [end - came] if came >= 4.0 else []
         else:
             shed += came >= 4.0
-    assert (found.late, found.shed, found.came) == (0, shed, len(took) + shed)
-    np.testing.assert_allclose(sorted(found.latencies), sorted(took), atol=1e-6)
+    assert (outcome.late, outcome.shed, outcome.came) == (0, shed, len(took) + shed)
+    np.testing.assert_allclose(sorted(outcome.latencies), sorted(took), atol=1e-6)
 
 
 @settings(max_examples=6, deadline=None)
@@ -210,19 +210,19 @@ def test_who_is_shed_could_not_have_been_in_time_and_nobody_else_is_late(
 def test_under_overload_most_of_what_replicas_can_do_is_answered_in_time(
     batch: int, replicas: int, bound: float, load: float, seed: int
 ) -> None:
-    one = variant("net:8", batch=batch, slope=0.01, intercept=0.04)
-    limit = bound * one.latency(batch)
-    _, found = overloaded(one, replicas, load * replicas * one.rate, [limit, 2 * limit], seed)
-    in_time = found.came - found.late - found.shed
-    assert in_time == len(found.latencies) - found.late >= 0.8 * 4.0 * replicas * one.rate
-    assert found.late <= 0.02 * in_time
+    net = variant("net:8", batch=batch, slope=0.01, intercept=0.04)
+    limit = bound * net.latency(batch)
+    _, outcome = overloaded(net, replicas, load * replicas * net.rate, [limit, 2 * limit], seed)
+    in_time = outcome.came - outcome.late - outcome.shed
+    assert in_time == len(outcome.latencies) - outcome.late >= 0.8 * 4.0 * replicas * net.rate
+    assert outcome.late <= 0.02 * in_time
 
 
 def test_a_background_job_loads_the_cheapest_and_brings_no_hosts() -> None:
     story = Story("infaas")
     for _ in range(200):
         story.step("later")
-    assert [one.group.variant.name for one in story.loading] == ["net:1"] and not story.desk.needs
+    assert [start.group.variant.name for start in story.loading] == ["net:1"] and not story.desk.needs
     story.step("starts")
     for _ in range(30):
         story.step("second")

@@ -44,27 +44,27 @@ def test_a_module_of_torch_becomes_variants_that_do_as_it_does(
     monkeypatch.setattr(registry, "THREADS", (1,))
     with monkeypatch.context() as without:
         without.setenv("PATH", str(tmp_path))
-        found, left_out = registry.add(
+        entries, left_out = registry.add(
             tmp_path / "net.pt", data, tmp_path / "home", task="sums", architecture="net"
         )
-    assert registry.registered(tmp_path / "home") == found
+    assert registry.registered(tmp_path / "home") == entries
     assert left_out[0] == "compiled: there is no C++ compiler"
-    kinds = {(one.variant.framework, one.variant.precision, one.variant.batch) for one in found}
+    kinds = {(entry.variant.framework, entry.variant.precision, entry.variant.batch) for entry in entries}
     assert kinds >= {
         (*kind, batch) for kind in (("onnxruntime", "fp32"), ("torch", "eager")) for batch in (1, 8)
     }
     softmax = np.exp(OUTPUTS) / np.exp(OUTPUTS).sum(1, keepdims=True)
-    for one in found:
-        assert one.variant.load > 0 and one.variant.latency(8) > 0 and one.variant.accuracy >= 0.95
-        if one.variant.precision != "int8":
-            [made] = replica.program(one.file, 1)({"input": INPUTS})
-            np.testing.assert_allclose(made, softmax, atol=1e-6)
+    for entry in entries:
+        assert entry.variant.load > 0 and entry.variant.latency(8) > 0 and entry.variant.accuracy >= 0.95
+        if entry.variant.precision != "int8":
+            [output] = replica.program(entry.file, 1)({"input": INPUTS})
+            np.testing.assert_allclose(output, softmax, atol=1e-6)
 
     async def story() -> None:
-        async with VariantsService(found) as service:
+        async with VariantsService(entries) as service:
             for count in (1, 5):
-                name, [(_, made)] = await service.infer("net:eager-t1-b8", {"input": INPUTS[:count]})
-                np.testing.assert_allclose(made, softmax[:count], atol=1e-6)
+                name, [(_, output)] = await service.infer("net:eager-t1-b8", {"input": INPUTS[:count]})
+                np.testing.assert_allclose(output, softmax[:count], atol=1e-6)
                 assert name == "net:eager-t1-b8"
 
     asyncio.run(story())
@@ -93,8 +93,8 @@ def test_what_is_not_equal_or_no_model_is_refused(tmp_path: Path, monkeypatch: p
     assert registry.registered(home) == []
     real = registry.accuracy
     monkeypatch.setattr(registry, "accuracy", lambda file, *rest: real(file, *rest) - ("int8" in file.name))
-    found, left_out = registry.add(model, data, home, task="sums", architecture="linear")
-    assert {one.variant.precision for one in found} == {"fp32"}
+    entries, left_out = registry.add(model, data, home, task="sums", architecture="linear")
+    assert {entry.variant.precision for entry in entries} == {"fp32"}
     assert len(left_out) == 2 and "int8: refused" in left_out[1]
 
 
@@ -104,7 +104,7 @@ def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[VariantFi
             await service.infer("sums", {"input": INPUTS[:1]}, accuracy=0.9)
             killed = 0
 
-            async def one(number: int) -> None:
+            async def ask(number: int) -> None:
                 nonlocal killed
                 if number % 60 == 30:
                     for pid in service.pids():
@@ -113,14 +113,14 @@ def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[VariantFi
                             killed += 1
                 place = number % 64
                 inputs = {"input": INPUTS[place : place + 1]}
-                _, [(_, made)] = await service.infer("linear", inputs, background=number % 5 == 0)
-                np.testing.assert_allclose(made, OUTPUTS[place : place + 1], atol=0.2)
+                _, [(_, output)] = await service.infer("linear", inputs, background=number % 5 == 0)
+                np.testing.assert_allclose(output, OUTPUTS[place : place + 1], atol=0.2)
 
             for first in range(0, 240, 20):
-                await asyncio.gather(*(one(number) for number in range(first, first + 20)))
-            groups = [one.group for one in service.groups.values()]
-            assert killed >= 4 and sum(one.requeued for one in groups) >= 1
-            assert sum(one.answered for one in groups) == 241
+                await asyncio.gather(*(ask(number) for number in range(first, first + 20)))
+            groups = [replicas.group for replicas in service.groups.values()]
+            assert killed >= 4 and sum(group.requeued for group in groups) >= 1
+            assert sum(group.answered for group in groups) == 241
             with pytest.raises(Infeasible, match=r"no variant does accuracy 0\.999"):
                 await service.infer("sums", {"input": INPUTS[:1]}, accuracy=0.999, latency=1e-9)
             with pytest.raises(UserError, match=r"\['none'\] is not accepted; use some of output once"):
@@ -135,18 +135,20 @@ def test_what_a_hung_replica_was_asked_another_answers(
     async def story() -> None:
         async with VariantsService(entries) as service:
             await service.infer("sums", {"input": INPUTS[:1]})
-            groups = [one.group for one in service.groups.values()]
+            groups = [replicas.group for replicas in service.groups.values()]
             for pid in service.pids():
                 os.kill(pid, signal.SIGSTOP)
             with monkeypatch.context() as impatient:
                 impatient.setattr(replica, "PATIENCE", 0.5)
                 asked = [service.infer("sums", {"input": INPUTS[at : at + 1]}) for at in range(4)]
                 answers = asyncio.gather(*asked)
-                while not sum(one.requeued for one in groups):
+                while not sum(group.requeued for group in groups):
                     await asyncio.sleep(0.01)
-            for at, (_, [(_, made)]) in enumerate(await answers):  # by replicas that may take their time
-                np.testing.assert_allclose(made, OUTPUTS[at : at + 1], atol=0.2)
-            assert sum(one.answered for one in groups) == 5 and sum(one.requeued for one in groups) >= 1
+            for at, (_, [(_, output)]) in enumerate(await answers):  # by replicas that may take their time
+                np.testing.assert_allclose(output, OUTPUTS[at : at + 1], atol=0.2)
+            assert (
+                sum(group.answered for group in groups) == 5 and sum(group.requeued for group in groups) >= 1
+            )
 
     asyncio.run(story())
 
@@ -188,15 +190,15 @@ async def over_http(http: httpx.AsyncClient, cold: Variant) -> None:
     del tensor["data"]
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True, "latency": 9}}).encode()
     sent = {HEADER: str(len(head))}
-    made = await http.post(url, content=head + INPUTS[:3].tobytes(), headers=sent)
-    split = int(made.headers[HEADER])
-    assert json.loads(made.content[:split])["outputs"][0]["parameters"] == {"binary_data_size": 48}
-    values = np.frombuffer(made.content[split:], np.float32).reshape(3, 4)
+    response = await http.post(url, content=head + INPUTS[:3].tobytes(), headers=sent)
+    split = int(response.headers[HEADER])
+    assert json.loads(response.content[:split])["outputs"][0]["parameters"] == {"binary_data_size": 48}
+    values = np.frombuffer(response.content[split:], np.float32).reshape(3, 4)
     np.testing.assert_allclose(values, OUTPUTS[:3], atol=0.2)
 
     async def refused(status: int, words: str, content: bytes, to: str = url, **headers: str) -> None:
-        told = await http.post(to, content=content, headers=headers)
-        assert (told.status_code, words in told.json()["error"]) == (status, True), told.text
+        response = await http.post(to, content=content, headers=headers)
+        assert (response.status_code, words in response.json()["error"]) == (status, True), response.text
 
     def body(**other: object) -> bytes:
         return json.dumps({"inputs": [ONE], **other}).encode()
@@ -230,10 +232,10 @@ async def over_grpc(stub: object, cold: Variant) -> None:
         model_name="sums", inputs=[{**tensor, "contents": {"fp32_contents": INPUTS[:2].ravel()}}]
     )
     for request in (raw, filled):
-        made = await stub.ModelInfer(request)  # type: ignore[attr-defined]
-        values = np.frombuffer(made.raw_output_contents[0], np.float32).reshape(2, 4)
+        response = await stub.ModelInfer(request)  # type: ignore[attr-defined]
+        values = np.frombuffer(response.raw_output_contents[0], np.float32).reshape(2, 4)
         np.testing.assert_allclose(values, OUTPUTS[:2], atol=0.2)
-        assert made.id == request.id
+        assert response.id == request.id
     bad = {
         grpc.StatusCode.NOT_FOUND: {"model_name": "none"},
         grpc.StatusCode.FAILED_PRECONDITION: {"parameters": {"latency": {"double_param": 1e-9}}},
@@ -249,9 +251,9 @@ async def over_grpc(stub: object, cold: Variant) -> None:
         if "raw_input_contents" in other:
             del request.raw_input_contents[:]
         request.MergeFrom(messages.ModelInferRequest(**other))
-        with pytest.raises(grpc.aio.AioRpcError) as told:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.ModelInfer(request)  # type: ignore[attr-defined]
-        assert told.value.code() == code
+        assert refused.value.code() == code
 
 
 def test_while_a_replica_is_stopped_others_answer_and_then_it_goes_on(entries: list[VariantFile]) -> None:
@@ -270,11 +272,11 @@ def test_while_a_replica_is_stopped_others_answer_and_then_it_goes_on(entries: l
             while group.state == "active":
                 await asyncio.sleep(0.05)
             for at in range(8):
-                _, [(_, made)] = await service.infer("sums", {"input": INPUTS[at : at + 1]})
-                np.testing.assert_allclose(made, OUTPUTS[at : at + 1], atol=0.2)
+                _, [(_, output)] = await service.infer("sums", {"input": INPUTS[at : at + 1]})
+                np.testing.assert_allclose(output, OUTPUTS[at : at + 1], atol=0.2)
             assert not waiting.done()
             os.kill(pid, signal.SIGCONT)
             assert (await waiting)[0] == first
-            assert sum(one.group.requeued for one in service.groups.values()) == 0
+            assert sum(replicas.group.requeued for replicas in service.groups.values()) == 0
 
     asyncio.run(story())

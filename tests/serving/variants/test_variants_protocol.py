@@ -64,7 +64,7 @@ def data(folder: Path, **other: object) -> Path:
         "labels": 2 * COUNTS,
         **other,
     }
-    np.savez(folder / "data.npz", **{name: one for name, one in given.items() if one is not None})
+    np.savez(folder / "data.npz", **{name: array for name, array in given.items() if array is not None})
     return folder / "data.npz"
 
 
@@ -81,8 +81,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     entries, _ = registry.add(
         submitted(folder), data(folder), folder / "home", task="mixing", architecture="mixed"
     )
-    assert {one.variant.batch for one in entries} == {1, 8} and all(
-        one.variant.accuracy == 1 for one in entries
+    assert {entry.variant.batch for entry in entries} == {1, 8} and all(
+        entry.variant.accuracy == 1 for entry in entries
     )
     service = VariantsService(entries)
     sock = listen("test", "127.0.0.1", 0)
@@ -110,8 +110,8 @@ def test_each_malformed_request_over_http_is_refused_by_name(served: Served) -> 
     def body(*inputs: object, **other: object) -> bytes:
         return json.dumps({"inputs": inputs or GOOD, **other}).encode()
 
-    def but(one: dict[str, object], **other: object) -> bytes:
-        return body(*({**given, **other} if given is one else given for given in GOOD))
+    def but(tensor: dict[str, object], **other: object) -> bytes:
+        return body(*({**given, **other} if given is tensor else given for given in GOOD))
 
     huge = "9" * 5000
     cases = [
@@ -161,32 +161,34 @@ def test_each_malformed_request_over_http_is_refused_by_name(served: Served) -> 
     ]  # fmt: skip
     with httpx.Client(base_url=served.url) as http:
         for status, words, content in cases:
-            told = http.post("/v2/models/mixing/infer", content=content)
-            assert (told.status_code, words in told.json().get("error", "")) == (status, True), told.text
+            response = http.post("/v2/models/mixing/infer", content=content)
+            assert (response.status_code, words in response.json().get("error", "")) == (status, True), (
+                response.text
+            )
         for status, words, header in (
             (400, "the body has", "9" * 5000), (400, "the body has", "-1"), (400, "the body has", "\xb2"),
             (400, "no JSON", "10"), (400, "5 bytes follow", str(len(body()))),
         ):  # fmt: skip
-            told = http.post(
+            response = http.post(
                 "/v2/models/mixing/infer",
                 content=body() + b"bytes",
                 headers={HEADER: header.encode("latin1")},
             )
-            assert (told.status_code, words in told.json()["error"]) == (status, True), told.text
+            assert (response.status_code, words in response.json()["error"]) == (status, True), response.text
         short = b"\x09\0\0\0xy"
         tensors = [NUMBERS, {**TEXT, "parameters": {"binary_data_size": len(short)}}, HALF]
         del tensors[1]["data"]
-        told = http.post(
+        response = http.post(
             "/v2/models/mixing/infer",
             content=body(*tensors) + short,
             headers={HEADER: str(len(body(*tensors)))},
         )
-        assert told.status_code == 400 and "longer than what came" in told.json()["error"]
+        assert response.status_code == 400 and "longer than what came" in response.json()["error"]
         assert http.get("/v2/models/mixing/versions/none").status_code == 404
-        made = http.post("/v2/models/mixing/versions/mixed:fp32-t1-b8/infer", content=body(id="x")).json()
-    assert made["model_name"] == "mixed:fp32-t1-b8" and made["id"] == "x"
-    assert [one["data"] for one in made["outputs"]] == [[6, 8], ["x", "y"], [0.5]]
-    assert not any(one.group.requeued for one in served.service.groups.values())
+        answer = http.post("/v2/models/mixing/versions/mixed:fp32-t1-b8/infer", content=body(id="x")).json()
+    assert answer["model_name"] == "mixed:fp32-t1-b8" and answer["id"] == "x"
+    assert [output["data"] for output in answer["outputs"]] == [[6, 8], ["x", "y"], [0.5]]
+    assert not any(replicas.group.requeued for replicas in served.service.groups.values())
 
 
 def test_each_malformed_request_over_grpc_is_refused_by_name(served: Served) -> None:
@@ -195,11 +197,11 @@ def test_each_malformed_request_over_grpc_is_refused_by_name(served: Served) -> 
     ) -> object:
         fields = {"INT64": "int64_contents", "BYTES": "bytes_contents", "FP16": "fp32_contents"}
         inputs = []
-        for one in GOOD:
-            contents = {fields[str(one["datatype"])]: [
-                word.encode() if isinstance(word, str) else word for word in one["data"]  # type: ignore[attr-defined]
+        for tensor in GOOD:
+            contents = {fields[str(tensor["datatype"])]: [
+                word.encode() if isinstance(word, str) else word for word in tensor["data"]  # type: ignore[attr-defined]
             ]}  # fmt: skip
-            kept = {"name": one["name"], "datatype": one["datatype"], "shape": one["shape"]}
+            kept = {"name": tensor["name"], "datatype": tensor["datatype"], "shape": tensor["shape"]}
             inputs.append({**kept, **({} if raw else {"contents": contents})})
         inputs[0] = {**inputs[0], **other}
         return messages.ModelInferRequest(
@@ -210,7 +212,7 @@ def test_each_malformed_request_over_grpc_is_refused_by_name(served: Served) -> 
     none, bad = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT
     with grpc.insecure_channel(served.rpc) as channel:
         stub = services.GRPCInferenceServiceStub(channel)
-        for code, told, request in (
+        for code, details, request in (
             (none, "unknown", asked(model="none")), (none, "version", asked(version="none")),
             (bad, "2 raw_input_contents came for 3", asked(raw=(numbers, words))),
             (bad, "3 values came", asked(raw=(numbers + b"12345678", words, half))),
@@ -224,10 +226,10 @@ def test_each_malformed_request_over_grpc_is_refused_by_name(served: Served) -> 
         ):  # fmt: skip
             with pytest.raises(grpc.RpcError) as fault:
                 stub.ModelInfer(request)
-            assert fault.value.code() == code and told in fault.value.details(), fault.value.details()  # type: ignore[attr-defined]
+            assert fault.value.code() == code and details in fault.value.details(), fault.value.details()  # type: ignore[attr-defined]
         for request in (asked(), asked(raw=(numbers, words, half))):
-            made = stub.ModelInfer(request).raw_output_contents
-            assert [*made] == [np.array([6, 8]).tobytes(), words, half]
+            outputs = stub.ModelInfer(request).raw_output_contents
+            assert [*outputs] == [np.array([6, 8]).tobytes(), words, half]
 
 
 def test_requests_of_different_lengths_wait_together_and_run_apart(served: Served) -> None:
@@ -236,9 +238,14 @@ def test_requests_of_different_lengths_wait_together_and_run_apart(served: Serve
             asked = [
                 {**NUMBERS, "shape": [1, size], "data": [*range(size)]} for size in (1, 2, 3, 2, 1, 5) * 4
             ]
-            sent = (http.post("/v2/models/mixing/infer", json={"inputs": [one, TEXT, HALF]}) for one in asked)
-            for one, told in zip(asked, await asyncio.gather(*sent), strict=True):
-                assert told.json()["outputs"][0]["data"] == [2 * value for value in one["data"]], told.text
+            sent = (
+                http.post("/v2/models/mixing/infer", json={"inputs": [tensor, TEXT, HALF]})
+                for tensor in asked
+            )
+            for tensor, response in zip(asked, await asyncio.gather(*sent), strict=True):
+                assert response.json()["outputs"][0]["data"] == [2 * value for value in tensor["data"]], (
+                    response.text
+                )
 
     asyncio.run(story())
 
@@ -264,10 +271,10 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path: Path) -> Non
 
 def test_an_axis_that_counts_no_items_is_served_one_request_at_a_time(tmp_path: Path) -> None:
     whole = {"numbers": COUNTS[:, None], "words": WORDS[:, None], "half": np.ones((16, 1), np.float16)}
-    found, left_out = registry.add(
+    entries, left_out = registry.add(
         submitted(tmp_path, axis=1), data(tmp_path, **whole), tmp_path, task="mixing", architecture="one"
     )
-    assert {one.variant.batch for one in found} == {1} and left_out[-1].startswith("batches: ")
+    assert {entry.variant.batch for entry in entries} == {1} and left_out[-1].startswith("batches: ")
     with pytest.raises(UserError, match=r"and other models of mixing take numbers INT64 \[1, -1\]"):
         registry.add(submitted(tmp_path), data(tmp_path), tmp_path, task="mixing", architecture="other")
 
@@ -308,13 +315,13 @@ for url, package, ways in ((sys.argv[1], tritonclient.http, ({"binary_data": Tru
     client = package.InferenceServerClient(url)
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("mixing")
     for way in ways:
-        inputs = [package.InferInput(name, list(one.shape), kind) for name, (one, kind) in sent.items()]
-        for one in inputs:
-            one.set_data_from_numpy(sent[one.name()][0], **(way if one.name() != "half" else {}))
-        made = client.infer("mixing", inputs, request_id="7", model_version="mixed:fp32-t1-b8")
-        np.testing.assert_array_equal(made.as_numpy("double"), 2 * sent["numbers"][0])
-        assert [word.decode() for word in made.as_numpy("same").flat] == ["a", "b"] * 3
-        np.testing.assert_array_equal(made.as_numpy("less"), sent["half"][0])
+        inputs = [package.InferInput(name, list(array.shape), kind) for name, (array, kind) in sent.items()]
+        for tensor in inputs:
+            tensor.set_data_from_numpy(sent[tensor.name()][0], **(way if tensor.name() != "half" else {}))
+        result = client.infer("mixing", inputs, request_id="7", model_version="mixed:fp32-t1-b8")
+        np.testing.assert_array_equal(result.as_numpy("double"), 2 * sent["numbers"][0])
+        assert [word.decode() for word in result.as_numpy("same").flat] == ["a", "b"] * 3
+        np.testing.assert_array_equal(result.as_numpy("less"), sent["half"][0])
     client.close()
 """
 
@@ -324,5 +331,5 @@ def test_tritons_own_client(served: Served) -> None:
         pytest.skip("needs tritonclient[http]")
     # in a process of its own: it has the protocol's messages under the same names
     command = [sys.executable, "-c", TRITON, served.url.removeprefix("http://"), served.rpc]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr

@@ -36,9 +36,9 @@ def cluster() -> Iterator[ReplicaCluster]:
 def actors() -> list[int]:
     """Their processes, by what Ray calls them."""
     return [
-        one.pid
-        for one in psutil.process_iter(["cmdline"])
-        if f"ray::{ReplicaActor.__name__}" in "".join(one.info["cmdline"] or ())
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if f"ray::{ReplicaActor.__name__}" in "".join(process.info["cmdline"] or ())
     ]
 
 
@@ -51,7 +51,7 @@ def test_actors_answer_and_those_killed_lose_nothing(cluster: ReplicaCluster, tm
             assert service.pids() == [] and actors()
             killed = 0
 
-            async def one(number: int) -> None:
+            async def ask(number: int) -> None:
                 nonlocal killed
                 if number % 30 == 15:
                     for pid in actors():
@@ -59,13 +59,13 @@ def test_actors_answer_and_those_killed_lose_nothing(cluster: ReplicaCluster, tm
                             os.kill(pid, signal.SIGKILL)
                             killed += 1
                 place = number % 64
-                _, [(_, made)] = await service.infer("linear", {"input": INPUTS[place : place + 1]})
-                np.testing.assert_allclose(made, OUTPUTS[place : place + 1], atol=0.2)
+                _, [(_, output)] = await service.infer("linear", {"input": INPUTS[place : place + 1]})
+                np.testing.assert_allclose(output, OUTPUTS[place : place + 1], atol=0.2)
 
             for first in range(0, 90, 15):
-                await asyncio.gather(*(one(number) for number in range(first, first + 15)))
-            groups = [one.group for one in service.groups.values()]
-            assert killed >= 2 and sum(one.requeued for one in groups) >= 1
-            assert sum(one.answered for one in groups) == 91
+                await asyncio.gather(*(ask(number) for number in range(first, first + 15)))
+            groups = [replicas.group for replicas in service.groups.values()]
+            assert killed >= 2 and sum(group.requeued for group in groups) >= 1
+            assert sum(group.answered for group in groups) == 91
 
     asyncio.run(story())

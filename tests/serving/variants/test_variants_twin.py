@@ -14,16 +14,16 @@ from windtunnel.serving.variants.twin import VariantsOutcome, VariantsSetting, c
 from windtunnel.serving.variants.twin.catalogue import catalogue
 from windtunnel.serving.variants.twin.world import pin
 
-VARIANTS = tuple(one for one in catalogue(6) if one.hardware != "inferentia")
+VARIANTS = tuple(variant for variant in catalogue(6) if variant.hardware != "inferentia")
 COUNTS = np.full(90, 12.0)
 
 
 def outcome(policy: str, watch: list[tuple[Observation, Decision]] | None = None) -> VariantsOutcome:
-    def decide(seen: Observation) -> Decision:
-        made = POLICIES[policy](seen)
+    def decide(observation: Observation) -> Decision:
+        decision = POLICIES[policy](observation)
         if watch is not None:
-            watch.append((seen, made))
-        return made
+            watch.append((observation, decision))
+        return decision
 
     asked = queries(COUNTS, VARIANTS, np.random.default_rng(3), bounds=(0.02, 0.3))
     own = policy in ("individual", "static")
@@ -37,13 +37,13 @@ def test_one_input_has_one_outcome_every_query_an_end_and_states_their_order() -
     assert first == second
     running = first.came - len(first.latencies) - first.shed  # at the end, at most three
     assert 0 <= running <= first.late + 3
-    kinds = Counter(type(seen).__name__ for seen, _ in watched)
+    kinds = Counter(type(observation).__name__ for observation, _ in watched)
     assert all(kinds[name] for name in ("VariantQuery", "Waiting", "Measured", "Load", "Fleet"))
-    for seen, made in watched:
-        if isinstance(seen, Measured) and isinstance(made, Now):
-            assert made.state == seen.state or made.state in LEGAL[seen.state]
-        if isinstance(seen, VariantQuery) and isinstance(made, Chosen):
-            assert cost(seen, made)["shed" if made.shed else "seconds"] > 0
+    for observation, decision in watched:
+        if isinstance(observation, Measured) and isinstance(decision, Now):
+            assert decision.state == observation.state or decision.state in LEGAL[observation.state]
+        if isinstance(observation, VariantQuery) and isinstance(decision, Chosen):
+            assert cost(observation, decision)["shed" if decision.shed else "seconds"] > 0
 
 
 def test_shared_variants_cost_a_part_of_hosts_of_ones_own() -> None:
@@ -54,5 +54,5 @@ def test_shared_variants_cost_a_part_of_hosts_of_ones_own() -> None:
 
 def test_who_asks_for_what_there_is_not_is_refused_and_counted() -> None:
     asked = iter([(50.0, Query(0, "alexnet", accuracy=0.99))])
-    found = simulate(asked, 90.0, VariantsSetting(VARIANTS, {"cpu": 1}, warm=40.0), POLICIES["infaas"])
-    assert (found.came, found.late, found.shed) == (1, 1, 0)
+    emulated = simulate(asked, 90.0, VariantsSetting(VARIANTS, {"cpu": 1}, warm=40.0), POLICIES["infaas"])
+    assert (emulated.came, emulated.late, emulated.shed) == (1, 1, 0)

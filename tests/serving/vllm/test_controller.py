@@ -76,7 +76,7 @@ class Server:
         plan = self.controller.plan(self.now)
         self.refused += plan.refused
         counts: dict[str, int] = {}
-        for name in [one for one in self.prompts if one not in self.refused]:
+        for name in [name for name in self.prompts if name not in self.refused]:
             start = self.computed.get(name)
             known = self.cached(name) if start is None else start
             left = max(1, len(self.prompts[name]) - known)
