@@ -115,9 +115,9 @@ def make(host: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., An
 @pytest.fixture
 def events(host: Any) -> Iterator[list[Any]]:
     """What the shared host reports during a test."""
-    seen: list[Any] = []
-    before, host._on_event = host._on_event, seen.append
-    yield seen
+    reported: list[Any] = []
+    before, host._on_event = host._on_event, reported.append
+    yield reported
     host._on_event = before
 
 

@@ -41,32 +41,32 @@ def turn(box: Any, command: str) -> Any:
 
 def frozen(home: Path) -> list[str]:
     """Names of the sandboxes of a home that stand still."""
-    found = []
+    names = []
     for file in (cgroup.mounts().unified / f"windtunnel-{Home(home).tag}").glob("*/cgroup.events"):
         if "frozen 1" in file.read_text():
-            found.append(file.parent.name)
-    return found
+            names.append(file.parent.name)
+    return names
 
 
 def traces(home: Path) -> list[str]:
     """What a home has left on this machine: mounts, loop devices, control groups and processes."""
     home_text, tag = str(home), Home(home).tag
-    found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if home_text in line]
+    left = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if home_text in line]
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
             if home_text in file.read_text():
-                found.append(f"{file.parent.parent.name}: {file.read_text().strip()}")
+                left.append(f"{file.parent.parent.name}: {file.read_text().strip()}")
     points = cgroup.mounts()
     for point in {points.unified, *points.v1.values()}:
         if (point / f"windtunnel-{tag}").exists():
-            found.append(str(point / f"windtunnel-{tag}"))
+            left.append(str(point / f"windtunnel-{tag}"))
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if (home_text in line or f"windtunnel-{tag}" in line) and "pytest" not in line:
-                    found.append(f"process {entry.name}: {line}")
-    return found
+                    left.append(f"process {entry.name}: {line}")
+    return left
 
 
 def flip_in_place(path: Path, at: int, bits: int = 0x55) -> None:
@@ -117,11 +117,11 @@ def checked(host: Any) -> None:
     assert report.leftovers == (), report
     assert list((host.home.path / "dumps").glob("*")) == []
     left, _ = host.context.store.all()
-    assert {one.id for one in left} >= {info.tip for info in host.boxes()} - {""}
+    assert {manifest.id for manifest in left} >= {info.tip for info in host.boxes()} - {""}
     assert len(left) <= len(manifests)
     snapshots, images = set(host.context.pool.snapshots()), set(host.context.store.images())
-    of_files = {one.files.id for one in left if one.files}
-    of_images = {one.image.id for one in left if one.image}
+    of_files = {manifest.files.id for manifest in left if manifest.files}
+    of_images = {manifest.image.id for manifest in left if manifest.image}
     # an id that is needed keeps both parts of that name
     assert of_files <= snapshots <= of_files | of_images, (snapshots, of_files, of_images)
     assert of_images <= images <= of_files | of_images, (images, of_files, of_images)

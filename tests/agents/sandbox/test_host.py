@@ -244,11 +244,11 @@ def test_diff_and_log_tell_what_happened(make: Callable[..., Any]) -> None:
     first = box.tip
     turn(box, f"echo x > /workspace/new; rm -f /etc/hostname; {SLEEP}")
     diff = box.diff(first, box.tip)
-    assert ("/workspace/new", "created") in {(one.path, one.change) for one in diff.files}
+    assert ("/workspace/new", "created") in {(change.path, change.change) for change in diff.files}
     assert any("sleep 1000" in command for command in diff.started) and not diff.ended
     checkpoints, turns = box.log().checkpoints, box.log().turns
-    assert [one.parent for one in checkpoints] == [None, first]
-    assert [one.turn_class for one in turns] == [TurnClass.FULL]
+    assert [checkpoint.parent for checkpoint in checkpoints] == [None, first]
+    assert [turn.turn_class for turn in turns] == [TurnClass.FULL]
     with pytest.raises(UserError, match="not known"):
         box.rollback("no-such-checkpoint")
 
@@ -298,14 +298,14 @@ def test_a_notice_saves_what_runs_and_says_what_it_could_not(host: Any, make: Ca
 def test_sandboxes_come_and_go_beside_each_other(host: Any, make: Callable[..., Any]) -> None:
     """What they share (folders of groups, /dev) is made and removed under each other's hands."""
 
-    def one(number: int) -> bytes:
+    def come_and_go(number: int) -> bytes:
         box = host.create(SandboxSpec(f"beside-{number}"))
         said: bytes = box.run(f"echo {number}").stdout
         host.remove(box.name)
         return said
 
     with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(one, range(12))) == [f"{number}\n".encode() for number in range(12)]
+        assert list(pool.map(come_and_go, range(12))) == [f"{number}\n".encode() for number in range(12)]
 
 
 def test_what_this_host_lacks_is_told_when_it_opens(
@@ -314,28 +314,28 @@ def test_what_this_host_lacks_is_told_when_it_opens(
     monkeypatch.setattr(btrfs, "usable", lambda folder: "mkfs.btrfs is missing; install btrfs-progs")
     monkeypatch.setattr(sandbox_host, "find_criu", lambda: None)
     monkeypatch.setattr(kernel, "missing", lambda: "this kernel has no BTF")
-    told: list[Any] = []
-    with SandboxHost(new_home, on_event=told.append) as host:
+    events: list[Any] = []
+    with SandboxHost(new_home, on_event=events.append) as host:
         assert host.context.pool.kind == "copy" and host.context.criu is None
         box = host.create(SandboxSpec("a", image=str(small_root)))
         assert turn(box, "X=1; echo 1 > /workspace/f")[1].turn_class >= TurnClass.FILES
         box.restore()
         assert box.run("echo $X; cat /workspace/f").stdout == b"1\n1\n"
-    words = [event.detail for event in told if event.kind == "weaker"]
-    assert any("mkfs.btrfs is missing; install btrfs-progs" in one for one in words), told
-    assert any("CRIU is missing" in one and "windtunnel sandbox setup" in one for one in words)
-    assert any("looked at by" in one for one in words)
+    words = [event.detail for event in events if event.kind == "weaker"]
+    assert any("mkfs.btrfs is missing; install btrfs-progs" in line for line in words), events
+    assert any("CRIU is missing" in line and "windtunnel sandbox setup" in line for line in words)
+    assert any("looked at by" in line for line in words)
 
 
 def test_that_memory_cannot_be_watched_is_told_beside_ebpf_too(
     new_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "missing", lambda: "needs Linux 6.7")
-    told: list[Any] = []
-    with SandboxHost(new_home, on_event=told.append):
+    events: list[Any] = []
+    with SandboxHost(new_home, on_event=events.append):
         pass
-    words = [event.detail for event in told if event.kind == "weaker"]
-    assert [one for one in words if "misses which memory was written: needs Linux 6.7" in one], told
+    words = [event.detail for event in events if event.kind == "weaker"]
+    assert [line for line in words if "misses which memory was written: needs Linux 6.7" in line], events
 
 
 def test_a_limit_that_the_host_cannot_hold_is_told(

@@ -67,11 +67,11 @@ def test_retention_never_loses_a_part(own_home: Path) -> None:
             if number == 7:
                 box.rollback(pinned)
         newest = [manifest.id for manifest in box.log().checkpoints if manifest.box == "a"][-3:]
-        told = host.gc(dry_run=True)
+        dry = host.gc(dry_run=True)
         before = {manifest.id for manifest in host.context.store.all()[0]}
         done = host.gc()
         after = {manifest.id for manifest in host.context.store.all()[0]}
-        assert set(told.checkpoints) == set(done.checkpoints) == before - after
+        assert set(dry.checkpoints) == set(done.checkpoints) == before - after
         assert {labelled, pinned, box.tip, *newest} <= after
         assert fork is not None
         box.rollback(newest[0])

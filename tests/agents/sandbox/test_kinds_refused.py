@@ -37,14 +37,14 @@ QUIET = (
 
 def held(*facts: tuple[str, str, str]) -> ProcessInventory:
     """A process with what all may have, and ``facts`` in the place of what is called alike."""
-    found: Facts = {}
+    facts_by_kind: Facts = {}
     for kind, name, value in (*QUIET, *facts):
-        found.setdefault(kind, {})[name] = value
-    return ProcessInventory((ProcessStood(7, "python3 app.py", found),))
+        facts_by_kind.setdefault(kind, {})[name] = value
+    return ProcessInventory((ProcessStood(7, "python3 app.py", facts_by_kind),))
 
 
 def test_every_kind_that_a_fact_shows_is_tried_here() -> None:
-    assert FACTS.keys() == {one.kind for one in LOST if one.fact and one.lack != "locks"}
+    assert FACTS.keys() == {loss.kind for loss in LOST if loss.fact and loss.lack != "locks"}
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -53,7 +53,7 @@ def test_what_does_not_come_back_is_named_with_whose_it_is(name: str) -> None:
     (lack,) = beforehand(held(FACTS[name]))
     assert lack.kind == kind
     assert lack.what == f"python3 app.py (process 7 inside): {what}" + f", {value}" * bool(value)
-    assert next(one.why for one in LOST if one.kind == name) in lack.why
+    assert next(loss.why for loss in LOST if loss.kind == name) in lack.why
 
 
 def test_what_comes_back_is_not_named() -> None:
@@ -93,12 +93,12 @@ def test_a_kind_that_does_not_come_back_is_refused_by_name_at_the_checkpoint(
     box.run(SEMAPHORE, timeout=60)
     with pytest.raises(IncompleteError) as refused:
         box.checkpoint(full=True)
-    made = refused.value.manifest
-    assert made is not None and made.image is not None, "it is kept all the same"
-    (lack,) = made.lacks
+    manifest = refused.value.manifest
+    assert manifest is not None and manifest.image is not None, "it is kept all the same"
+    (lack,) = manifest.lacks
     assert lack.kind == "descriptors" and "eventfd-semaphore 1" in lack.what and "python3 -c" in lack.what
     assert "does not bring it back" in lack.why
-    assert box.checkpoint(full=True, allow_less=True).lacks == made.lacks
+    assert box.checkpoint(full=True, allow_less=True).lacks == manifest.lacks
 
 
 @pytest.mark.root
@@ -108,7 +108,7 @@ def test_doctor_tells_what_no_checkpoint_brings_back(home: Path) -> None:
     for options, table in (([], str), (["--json"], json.loads)):
         said = CliRunner().invoke(app, ["sandbox", "--home", str(home), "doctor", *options])
         assert said.exit_code == 0, said.output
-        told = table(said.stdout)
-        kinds = told["kinds"] if options else told
-        assert all(one.kind in kinds and one.why in str(kinds) for one in LOST)
-        assert all(words in str(told) for words in NEVER)
+        report = table(said.stdout)
+        kinds = report["kinds"] if options else report
+        assert all(loss.kind in kinds and loss.why in str(kinds) for loss in LOST)
+        assert all(words in str(report) for words in NEVER)

@@ -28,18 +28,20 @@ END
 (echo 500 > /proc/self/oom_score_adj
  setpriv --ruid=1004 --regid=6 --clear-groups --bounding-set=-kill \\
     nice -n 7 ionice -c 2 -n 6 taskset 1 sh answer d &)
-for one in a b c d; do until [ -s $one.is ]; do sleep 0.01; done; done"""
-ASK = "for one in a b c d; do echo go > $one.in; read -r said < $one.out; echo $(cat $one.is) = $said; done"
+for name in a b c d; do until [ -s $name.is ]; do sleep 0.01; done; done"""
+ASK = (
+    "for name in a b c d; do echo go > $name.in; read -r said < $name.out; echo $(cat $name.is) = $said; done"
+)
 STATUS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 
 
 def standing(box: Any) -> dict[int, list[object]]:
     """Of each process, by its number inside: who it is, what it may, and how much."""
-    found: dict[int, list[object]] = {}
+    processes_inside: dict[int, list[object]] = {}
     for pid in box.machine().cgroup.pids():
         folder = Path(f"/proc/{pid}")
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-        found[processes.inner_pid(pid)] = [
+        processes_inside[processes.inner_pid(pid)] = [
             processes.command_line(pid),
             [status[field] for field in STATUS],
             (folder / "limits").read_text(),
@@ -48,7 +50,7 @@ def standing(box: Any) -> dict[int, list[object]]:
             os.sched_getaffinity(pid),
             subprocess.run(["ionice", "-p", str(pid)], capture_output=True, text=True).stdout,
         ]
-    return found
+    return processes_inside
 
 
 def test_a_tree_of_several_users_comes_back_with_its_groups_and_limits(make: Callable[..., Any]) -> None:
@@ -58,8 +60,8 @@ def test_a_tree_of_several_users_comes_back_with_its_groups_and_limits(make: Cal
     assert len({line.split()[3] for line in answers.splitlines()}) == 4, answers
     until(lambda: len(standing(box)) == 6, "answers' helpers to end")
     before = standing(box)
-    made = box.checkpoint()
-    assert made.turn_class is TurnClass.FULL and made.image is not None, made.lacks
+    manifest = box.checkpoint()
+    assert manifest.turn_class is TurnClass.FULL and manifest.image is not None, manifest.lacks
     box.machine().cgroup.kill()
     until(lambda: box.info().status != "running")
     box.restore()
@@ -67,5 +69,5 @@ def test_a_tree_of_several_users_comes_back_with_its_groups_and_limits(make: Cal
     again = box.run("cd /workspace; " + ASK, timeout=60).text
     assert again == answers
     for line in again.splitlines():
-        kept, told = line.split(" = ")
-        assert told.split()[0] == kept, "its memory is that of before"
+        kept, answer = line.split(" = ")
+        assert answer.split()[0] == kept, "its memory is that of before"

@@ -83,7 +83,9 @@ def kept(effects: TurnEffects, references: References) -> CheckpointPlan:
 @given(all_effects, all_references)
 def test_nothing_is_the_class_of_no_effect_alone(effects: TurnEffects, references: References) -> None:
     decided = kept(effects, references).turn_class
-    quiet = not (effects.files or effects.doubts or any(process_changed(one) for one in effects.processes))
+    quiet = not (
+        effects.files or effects.doubts or any(process_changed(process) for process in effects.processes)
+    )
     assert (decided is TurnClass.NONE) == (quiet and not effects.shells)
     assert (decided is TurnClass.SHELL) == (quiet and bool(effects.shells))
 
@@ -157,14 +159,14 @@ def test_queues_lose_and_repeat_nothing(todo: list[tuple[str, int]], most: int) 
             urgent.add(job)
         elif kind == "remove":
             assert queues.remove(job) == (job in inside)
-            inside = [one for one in inside if one != job]
+            inside = [name for name in inside if name != job]
             urgent.discard(job)
         elif kind == "take":
-            seen = queues.queued()
-            assert (seen is None) == (not inside)
-            if seen is None:
+            queued = queues.queued()
+            assert (queued is None) == (not inside)
+            if queued is None:
                 continue
-            pick = decide(seen)
+            pick = decide(queued)
             assert isinstance(pick, Pick)
             taken = queues.take(pick)
             normal_waits = len(inside) > len(urgent)
@@ -222,14 +224,14 @@ def test_retention_keeps_whatever_something_alive_needs(
     gone = [manifest("c", n, f"c{n}", f"c{n}") for n in range(3)]
     base = min(base, count - 1)
     dropped, needed = forgettable([*own, *gone], {"a": f"a{count - 1}", "b": f"a{base}"}, keep)
-    kept = [one for one in own if one.id not in dropped]
-    assert {f"a{count - 1}", f"a{base}"} <= {one.id for one in kept}
-    assert {f"a{n}" for n in range(max(0, count - keep), count)} <= {one.id for one in kept}
-    assert {one.id for one in own if one.label} <= {one.id for one in kept}
-    for one in kept:
-        assert one.files is not None and one.files.id in needed
-        assert one.image is not None and one.image.id in needed
-    assert {one.id for one in gone} <= set(dropped)
+    kept = [checkpoint for checkpoint in own if checkpoint.id not in dropped]
+    assert {f"a{count - 1}", f"a{base}"} <= {checkpoint.id for checkpoint in kept}
+    assert {f"a{n}" for n in range(max(0, count - keep), count)} <= {checkpoint.id for checkpoint in kept}
+    assert {checkpoint.id for checkpoint in own if checkpoint.label} <= {checkpoint.id for checkpoint in kept}
+    for checkpoint in kept:
+        assert checkpoint.files is not None and checkpoint.files.id in needed
+        assert checkpoint.image is not None and checkpoint.image.id in needed
+    assert {checkpoint.id for checkpoint in gone} <= set(dropped)
 
 
 @given(

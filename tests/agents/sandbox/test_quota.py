@@ -32,10 +32,10 @@ def test_a_full_disk_stops_who_fills_it_and_nobody_else(host: Any, make: Callabl
         box.put("/workspace/put", bytes(1 << 20))
     said = box.run("head -c 3000000 /dev/zero | tr '\\0' x")
     assert said.exit_code == 0 and said.stdout == b"x" * 3_000_000
-    made = box.checkpoint(full=True)
-    box.restore(made.id)
+    manifest = box.checkpoint(full=True)
+    box.restore(manifest.id)
     assert box.run("echo $x; kill %1 && echo ran").text == "kept\nran\n"
-    (fork,) = host.fork(made.id)
+    (fork,) = host.fork(manifest.id)
     for each in (box, fork):
         assert each.run("head -c 4M /dev/zero >/workspace/more").exit_code == 1, "a restore is no new disk"
         assert each.run("rm /workspace/big").exit_code == 0
@@ -72,12 +72,12 @@ def test_outputs_have_a_bound_of_their_own(make: Callable[..., Any], monkeypatch
     assert (whole.stdout, whole.note, whole.exit_code) == (b"whole\n", "", 0)
     # what was left running may say as much as it likes
     box.run("yes & until ! kill -0 $! 2>/dev/null; do sleep 0.01; done", timeout=0.5)
-    heard = 0
+    received = 0
 
     def listen(stream: str, data: bytes) -> None:
-        nonlocal heard
-        heard += len(data)
+        nonlocal received
+        received += len(data)
 
     paced = "for i in $(seq 24); do head -c 1M /dev/zero; read -t 0.03 <> <(:); done"
     assert box.run(paced, on_output=listen).tails == ("stdout",)
-    assert heard == 24 << 20, "more than there is room for at once"
+    assert received == 24 << 20, "more than there is room for at once"

@@ -44,7 +44,7 @@ PROCESS = st.builds(
 )
 INVENTORY = st.builds(
     ProcessInventory,
-    st.lists(PROCESS, min_size=1, max_size=3, unique_by=lambda one: one.pid).map(tuple),
+    st.lists(PROCESS, min_size=1, max_size=3, unique_by=lambda process: process.pid).map(tuple),
     FACTS,
 )
 
@@ -57,7 +57,7 @@ def test_nothing_differs_from_itself_and_what_is_taken_away_is_named(
     assert differences(before, before) == ()
     assert differences(ProcessInventory(), before) == ()
     stood = data.draw(st.sampled_from(before.processes))
-    others = tuple(one for one in before.processes if one is not stood)
+    others = tuple(process for process in before.processes if process is not stood)
     (gone,) = differences(before, replace(before, processes=others))
     assert (gone.kind, gone.what) == ("processes", who(stood))
 
@@ -74,8 +74,8 @@ def test_nothing_differs_from_itself_and_what_is_taken_away_is_named(
                 timer = values(value)
                 later = {**timer, **{each: str(int(timer[each]) + 1) for each in ("value", "ticks")}}
                 words = " ".join(f"{each} {number}" for each, number in later.items())
-                found = with_facts({**stood.facts, kind: {**named, name: words}})
-                assert bool(found) == (not goes_on(timer))
+                lacks = with_facts({**stood.facts, kind: {**named, name: words}})
+                assert bool(lacks) == (not goes_on(timer))
 
 
 def agent(kind: str, words: str) -> ProcessInventory:
@@ -85,9 +85,9 @@ def agent(kind: str, words: str) -> ProcessInventory:
 
 def test_a_watch_may_tell_more_than_it_did_but_not_less() -> None:
     quiet = "anon_inode:inotify, flags 4000, watch 1 mask:2"
-    before, told = agent("descriptors", quiet), agent("descriptors", f"{quiet}, 16 bytes not read")
-    assert not differences(before, told)
-    assert len(differences(told, before)) == 1
+    before, after = agent("descriptors", quiet), agent("descriptors", f"{quiet}, 16 bytes not read")
+    assert not differences(before, after)
+    assert len(differences(after, before)) == 1
 
 
 def test_a_connection_to_the_outside_may_end_but_its_descriptor_may_not() -> None:
@@ -118,9 +118,9 @@ def test_an_alarm_that_rings_while_criu_reads_is_not_lost(
 
     def rings(criu: Criu, pid: int, *words: Any, **more: Any) -> Any:
         done = dump(criu, pid, *words, **more)
-        for one in box.machine().cgroup.pids():
-            if b"signal.SIGALRM" in Path(f"/proc/{one}/cmdline").read_bytes():
-                os.kill(one, signal.SIGALRM)
+        for pid in box.machine().cgroup.pids():
+            if b"signal.SIGALRM" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGALRM)
         return done
 
     def rang() -> bool:

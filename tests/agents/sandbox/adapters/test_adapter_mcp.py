@@ -41,8 +41,8 @@ def test_an_agent_works_with_the_tools(client: Client) -> None:
             assert "is back" in await use("rollback", sandbox="m", checkpoint=first["id"])
             assert await use("read_file", sandbox="m", path="/f") == "one ü\n"
             assert await use("fork", checkpoint=first["id"], count=2) == ["m-1", "m-2"]
-            assert [one["label"] for one in await use("checkpoints", sandbox="m")] == ["start"]
-            assert [one["name"] for one in await use("sandboxes")] == ["m", "m-1", "m-2"]
+            assert [checkpoint["label"] for checkpoint in await use("checkpoints", sandbox="m")] == ["start"]
+            assert [sandbox["name"] for sandbox in await use("sandboxes")] == ["m", "m-1", "m-2"]
             wrong = await agent.call_tool("exec", {"sandbox": "nope", "command": "true"})
             assert wrong.is_error and "unknown" in wrong.content[0].text
 

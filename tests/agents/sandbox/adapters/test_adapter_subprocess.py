@@ -33,8 +33,8 @@ def box(client: Client) -> RemoteBox:
 def test_run_is_that_of_the_standard_library(box: RemoteBox, args: Any, options: dict[str, Any]) -> None:
     streams = {"stdout": real.PIPE, "stderr": real.PIPE, "stdin": real.DEVNULL, **options}
     expected = real.run(*args, check=False, **streams)
-    found = ours.run(box, *args, **streams)
-    assert (found.returncode, found.stdout, found.stderr) == (
+    completed = ours.run(box, *args, **streams)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (
         expected.returncode,
         expected.stdout,
         expected.stderr,
@@ -42,10 +42,10 @@ def test_run_is_that_of_the_standard_library(box: RemoteBox, args: Any, options:
 
 
 def test_shell_directory_and_environment(box: RemoteBox) -> None:
-    found = ours.run(
+    completed = ours.run(
         box, "echo $A $1; pwd; echo ${PATH-none}", shell=True, cwd="/", env={"A": "x y"}, capture_output=True
     )
-    assert found.stdout.splitlines()[:2] == [b"x y", b"/"]
+    assert completed.stdout.splitlines()[:2] == [b"x y", b"/"]
     assert ours.check_output(box, ["env"], env={"ONLY": "this"}).splitlines() == [b"ONLY=this"]
     assert ours.run(box, ["true"], cwd="/nowhere").returncode == 126
 

@@ -100,13 +100,13 @@ def test_what_lacks_has_an_exit_status_of_its_own_and_is_told_as_json(client: Cl
     lacks = [{"kind": "processes", "what": "odd (process 7 inside)", "why": "it is watched\n"}]
     for words, status in (((), 3), (("--allow-less",), 0)):
         kept = cli("checkpoint", "a", "--json", *words)
-        told = json.loads(kept.stdout)
-        assert (kept.returncode, told["lacks"], told["restorable"]) == (status, lacks, ["files"])
-        assert told["id"] == box.tip, "it is kept all the same"
+        report = json.loads(kept.stdout)
+        assert (kept.returncode, report["lacks"], report["restorable"]) == (status, lacks, ["files"])
+        assert report["id"] == box.tip, "it is kept all the same"
         assert (b"odd is not kept" in kept.stderr) == (status == 3)
         back = cli("restore", "a", "--json", *words)
-        told = json.loads(back.stdout)
-        assert (back.returncode, told["lacks"], told["restored"]) == (status, lacks, ["files"])
+        report = json.loads(back.stdout)
+        assert (back.returncode, report["lacks"], report["restored"]) == (status, lacks, ["files"])
         assert box.info().status == ("stopped" if status else "running")
         gone = cli("notice", "30", "--json", *words)
         assert (gone.returncode, json.loads(gone.stdout)["a"]["lacks"]) == (status, lacks)
@@ -149,7 +149,7 @@ def test_files_in_and_out(client: Client, cli: Run, tmp_path: Path) -> None:
     assert (tmp_path / "piped").read_bytes() == data
     missing = cli("get", "a", "/nope", "out", cwd=tmp_path)
     assert (missing.returncode, missing.stderr) == (2, b"windtunnel: sandbox: /nope is no file\n")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["in", "piped"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "piped"]
     assert cli("put", "a", "nothing", "/x", cwd=tmp_path).returncode == 2
 
 
@@ -294,7 +294,7 @@ def test_two_at_once_start_one_daemon_and_down_ends_it(daemon_home: Path) -> Non
         both = [
             Process([*command, "create", name], modules=SANDBOX, stdout=subprocess.DEVNULL) for name in "ab"
         ]
-        assert [one.wait(60) for one in both] == [0, 0]
+        assert [process.wait(60) for process in both] == [0, 0]
         assert len((daemon_home / "starts").read_text().split()) == 1
         down = run([*command, "down"], modules=SANDBOX)
         assert (down.stdout, down.returncode) == (b"the daemon has ended; 2 running sandboxes run on\n", 0)

@@ -109,12 +109,12 @@ def test_only_ends_without_their_mirror_are_orphans() -> None:
 LOST = """
 import socket, sys
 server = socket.create_server(("localhost", 0))
-one, (other, _) = socket.create_connection(server.getsockname()), server.accept()
+near, (other, _) = socket.create_connection(server.getsockname()), server.accept()
 plug = socket.create_connection(("localhost", int(sys.argv[1])))
 print("up", flush=True)
 try: said = plug.recv(1)
 except ConnectionError: said = "lost"
-one.sendall(b"x")
+near.sendall(b"x")
 print(said, other.recv(1))
 """
 
@@ -153,21 +153,21 @@ def test_a_program_that_is_no_criu_is_passed_over(tmp_path: Path, monkeypatch: p
             fake.chmod(0o755)
         assert find_criu() is None
     fake.write_text("#!/bin/sh\necho Version: 4.2.1\n")
-    found = find_criu()
-    assert found is not None
-    assert (found.path, found.version) == (fake, (4, 2, 1))
+    criu = find_criu()
+    assert criu is not None
+    assert (criu.path, criu.version) == (fake, (4, 2, 1))
     assert default_prefix().is_absolute()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_connection_that_a_killed_dump_left_half_read_goes_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
+        near = socket.create_connection(server.getsockname())
         other, _ = server.accept()
-        with one, other:
+        with near, other:
             other.settimeout(20)
             other.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
             assert leave_repair([os.getpid()]) == 1
             assert leave_repair([os.getpid()]) == 0
-            one.sendall(b"x")
+            near.sendall(b"x")
             assert other.recv(1) == b"x"

@@ -38,10 +38,10 @@ def test_the_source_is_the_one_that_is_known(
     mirror.write_bytes(TARBALL)
     assert program.fetch_source(work, print).read_bytes() == TARBALL
     mirror.write_bytes(b"another")
-    told: list[str] = []
+    notes: list[str] = []
     (tmp_path / "archive").write_bytes(TARBALL)
-    assert program.fetch_source(work, told.append).read_bytes() == TARBALL
-    assert len(told) == 1 and "another" in told[0]
+    assert program.fetch_source(work, notes.append).read_bytes() == TARBALL
+    assert len(notes) == 1 and "another" in notes[0]
     (tmp_path / "archive").unlink()
     with pytest.raises(CriuError, match=r"mirror of Debian .*0001-compel.* WINDTUNNEL_CRIU"):
         program.fetch_source(work, print)
@@ -83,10 +83,10 @@ def test_a_good_one_is_installed_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(program, "default_prefix", lambda: tmp_path)
     monkeypatch.setattr(program, "trial", lambda criu: "")
     monkeypatch.setattr(program, "build", fake_build(SAYS))
-    made = setup()
-    assert made == Criu(tmp_path / "bin" / "criu", (4, 2, 1), patched=True)
+    installed = setup()
+    assert installed == Criu(tmp_path / "bin" / "criu", (4, 2, 1), patched=True)
     monkeypatch.setattr(program, "build", None)
-    assert setup() == made
+    assert setup() == installed
 
 
 @pytest.mark.root

@@ -91,15 +91,15 @@ def test_the_kernel_cache_is_ours_alone(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / program).write_text("#!/bin/sh\n> /run/$(basename $0)\n")
         (tmp_path / program).chmod(0o755)
         assert sandbox_criu.run(tmp_path / program, ["check"], work) == 0
-    made = sandbox_criu.kernel_cache()
-    assert made is not None and list(shared.iterdir()) == [made]
-    assert sorted(file.name for file in made.iterdir()) == ["one", "other"]
-    shutil.rmtree(made)
-    made.mkdir(mode=0o777)
-    made.chmod(0o777)
+    cache = sandbox_criu.kernel_cache()
+    assert cache is not None and list(shared.iterdir()) == [cache]
+    assert sorted(file.name for file in cache.iterdir()) == ["one", "other"]
+    shutil.rmtree(cache)
+    cache.mkdir(mode=0o777)
+    cache.chmod(0o777)
     assert sandbox_criu.kernel_cache() is None
-    made.rmdir()
-    made.symlink_to(tmp_path)
+    cache.rmdir()
+    cache.symlink_to(tmp_path)
     assert sandbox_criu.kernel_cache() is None
     monkeypatch.setattr(sandbox_criu, "is_tmpfs", lambda path: True)
     assert sandbox_criu.kernel_cache() is None

@@ -174,13 +174,13 @@ class FakeBox:
     def listdir(self, path: str) -> list[FolderEntry]:
         return [
             FolderEntry(
-                one.name,
-                "link" if one.is_symlink() else "folder" if one.is_dir() else "file",
-                one.lstat().st_size,
-                one.lstat().st_mode,
-                target=str(one.readlink()) if one.is_symlink() else "",
+                entry.name,
+                "link" if entry.is_symlink() else "folder" if entry.is_dir() else "file",
+                entry.lstat().st_size,
+                entry.lstat().st_mode,
+                target=str(entry.readlink()) if entry.is_symlink() else "",
             )
-            for one in sorted(self.path(path).iterdir())
+            for entry in sorted(self.path(path).iterdir())
         ]
 
     def port(self, port: int) -> str:
@@ -234,13 +234,13 @@ class FakeBox:
 
     def restore(self, checkpoint: str = "", *, allow_less: bool = False) -> RestoreReport:
         with self._lock:
-            known = [one.id for one in self.state.checkpoints]
-            found = [one for one in known if one.startswith(checkpoint)] if checkpoint else known[-1:]
-            if not found:
+            known = [manifest.id for manifest in self.state.checkpoints]
+            matches = [id for id in known if id.startswith(checkpoint)] if checkpoint else known[-1:]
+            if not matches:
                 raise UserError(f"sandbox {self.name}: checkpoint {checkpoint!r} is unknown")
             shutil.rmtree(self.files)
-            shutil.copytree(self.folder / "snapshots" / found[0], self.files)
-            report = RestoreReport(found[0], 1, ("files",), self._lacks(), 0.25)
+            shutil.copytree(self.folder / "snapshots" / matches[0], self.files)
+            report = RestoreReport(matches[0], 1, ("files",), self._lacks(), 0.25)
             less = bool(report.lacks) and not allow_less
             self.save(status="stopped" if less else "running")
             if less:
@@ -336,15 +336,15 @@ class FakeHost:
     def fork(
         self, checkpoint: str, count: int = 1, *, name: str = "", allow_less: bool = False
     ) -> list[FakeBox]:
-        every = ((box, one.id) for box in self._boxes.values() for one in box.state.checkpoints)
+        every = ((box, manifest.id) for box in self._boxes.values() for manifest in box.state.checkpoints)
         source, id = next((box, id) for box, id in every if checkpoint in (id, box.name))
-        made = []
+        forks = []
         several = [f"{name or source.name}-{number + 1}" for number in range(count)]
         for each in [name] if name and count == 1 else several:
             box = self.create(replace(source.spec, name=each), id)
             shutil.copytree(source.folder / "snapshots" / id, box.files, dirs_exist_ok=True)
-            made.append(box)
-        return made
+            forks.append(box)
+        return forks
 
     def import_(self, url: str, name: str, *, key_file: str = "", allow_less: bool = False) -> FakeBox:
         return self.create(SandboxSpec(name=name, image=url))
@@ -353,8 +353,11 @@ class FakeHost:
         return self._boxes[checkpoint].state.checkpoints[-1]
 
     def notice(self, seconds: float) -> dict[str, Saved]:
-        made = {name: box.checkpoint("notice", allow_less=True) for name, box in self._boxes.items()}
-        return {name: Saved(one.id, one.lacks, bool(one.lacks)) for name, one in made.items()}
+        manifests = {name: box.checkpoint("notice", allow_less=True) for name, box in self._boxes.items()}
+        return {
+            name: Saved(manifest.id, manifest.lacks, bool(manifest.lacks))
+            for name, manifest in manifests.items()
+        }
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         return GcReport(("old",), ("mount /x",), 0 if dry_run else 4096)

@@ -33,15 +33,20 @@ def test_a_spec_and_a_checkpoint_travel_whole(client: Client) -> None:
     box = client.create(spec)
     assert box.spec == spec
     box.run("echo one > file")
-    made = box.checkpoint("first", full=True, pin=True)
-    assert (made.label, made.turn_class, made.pinned, made.spec) == ("first", TurnClass.FULL, True, spec)
-    assert box.log().checkpoints == (made,) and box.tip == made.id
+    manifest = box.checkpoint("first", full=True, pin=True)
+    assert (manifest.label, manifest.turn_class, manifest.pinned, manifest.spec) == (
+        "first",
+        TurnClass.FULL,
+        True,
+        spec,
+    )
+    assert box.log().checkpoints == (manifest,) and box.tip == manifest.id
     box.run("echo two > file")
     assert box.restore().restored == ("files",) and box.get("/file") == b"one\n"
-    assert box.diff(made.id).files[0].path == "/a"
-    forks = client.fork(made.id, 2, name="x")
-    assert [one.get("/file") for one in forks] == [b"one\n", b"one\n"]
-    assert client.get("x-1").info().base == made.id and set(client.notice(30)) == {"a", "x-1", "x-2"}
+    assert box.diff(manifest.id).files[0].path == "/a"
+    forks = client.fork(manifest.id, 2, name="x")
+    assert [fork.get("/file") for fork in forks] == [b"one\n", b"one\n"]
+    assert client.get("x-1").info().base == manifest.id and set(client.notice(30)) == {"a", "x-1", "x-2"}
     assert client.gc(dry_run=True).bytes_freed == 0 and client.gc().bytes_freed == 4096
     assert client.export("a", "/tmp/x").box == "a"
     assert client.import_("/tmp/x", "z").info().image == "/tmp/x"
@@ -134,7 +139,7 @@ def test_turns_end_and_their_checkpoints_are_waited_for(client: Client) -> None:
     assert (turn.number, turn.request, turn.turn_class) == (1, "r1", TurnClass.FILES)
     with box.turn("r2"):
         box.run("rm hold")
-    assert [one.request for one in box.log().turns] == ["r1", "r2"] and box.turns == 2
+    assert [turn.request for turn in box.log().turns] == ["r1", "r2"] and box.turns == 2
     box.run("touch broken")
     with pytest.raises(SandboxError, match="disk is full"):
         box.end_turn().wait(60)
@@ -185,8 +190,10 @@ def test_the_same_calls_awaited(client: Client) -> None:
             assert (fork.name, await fork.get("/f")) == ("b", b"\0\xff")
             assert (await fork.spec()).environment == {"A": "1"}
             assert (await (await box.end_turn("r2")).wait(60)).request == "r2"
-            results = await asyncio.gather(*(one.run(f"echo {one.name}") for one in (box, fork) * 4))
-            assert [one.stdout for one in results] == [b"a\n", b"b\n"] * 4
+            results = await asyncio.gather(
+                *(sandbox.run(f"echo {sandbox.name}") for sandbox in (box, fork) * 4)
+            )
+            assert [result.stdout for result in results] == [b"a\n", b"b\n"] * 4
             begun, loop = asyncio.Event(), asyncio.get_running_loop()
             said = {"on_output": lambda *_: loop.call_soon_threadsafe(begun.set)}
             run = asyncio.create_task(box.run("echo $$ > pid; echo begun; sleep 600", **said))
@@ -208,10 +215,10 @@ class Changing:
 
     def __init__(self, outside: Path) -> None:
         kinds = FolderEntry("x", "link", 0, target=str(outside)), FolderEntry("x", "folder", 0)
-        self.seen: Iterator[FolderEntry] = iter(kinds)
+        self.entries: Iterator[FolderEntry] = iter(kinds)
 
     def listdir(self, path: str) -> list[FolderEntry]:
-        return [next(self.seen)] if path == "/d" else [FolderEntry("f", "file", 2, 0o644)]
+        return [next(self.entries)] if path == "/d" else [FolderEntry("f", "file", 2, 0o644)]
 
     def get_to(self, path: str, out: IO[bytes]) -> None:
         out.write(b"in")

@@ -53,10 +53,10 @@ def test_the_life_of_a_sandbox_by_http(served: tuple[str, str]) -> None:
     assert value("sandbox/spec", "h")["limits"]["cpus"] == 1.5
     turn = value("sandbox/end_turn", "h", request="r")
     assert value("turn/wait", turn, timeout=60)["request"] == "r"
-    made = value("sandbox/checkpoint", "h", full=True)
-    assert made["turn_class"] == "full"
-    assert value("host/fork", checkpoint=made["id"], count=2, name="i") == ["i-1", "i-2"]
-    assert [one["name"] for one in value("host/boxes")] == ["h", "i-1", "i-2"]
+    manifest = value("sandbox/checkpoint", "h", full=True)
+    assert manifest["turn_class"] == "full"
+    assert value("host/fork", checkpoint=manifest["id"], count=2, name="i") == ["i-1", "i-2"]
+    assert [sandbox["name"] for sandbox in value("host/boxes")] == ["h", "i-1", "i-2"]
     value("sandbox/run", "h", command="echo watched > odd")
     less = call("sandbox/checkpoint", {"on": "h"})
     assert (less.status_code, less.json()["error"]) == (417, "IncompleteError")

@@ -39,7 +39,7 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_sandboxes(daemon_home: 
                 cut.result(60)
     assert (daemon_home / "daemon.sock").exists()  # nobody could tidy up
     with fakehost.daemon(daemon_home), connect(daemon_home, start=False) as client:
-        assert [one.name for one in client.boxes()] == ["a"]
+        assert [box.name for box in client.boxes()] == ["a"]
         assert client.get("a").get("/file") == b"kept\n"
 
 

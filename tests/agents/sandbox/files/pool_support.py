@@ -32,7 +32,7 @@ def need_btrfs(folder: Path) -> None:
 
 def state(root: Path) -> dict[str, tuple[object, ...]]:
     """All that a copy of a tree must keep. Names of one file share a mark; times are those of files."""
-    found: dict[str, tuple[object, ...]] = {}
+    entries: dict[str, tuple[object, ...]] = {}
     first: dict[int, str] = {}
     for folder, names, files in os.walk(root):
         for name in sorted([*names, *files]):
@@ -51,11 +51,11 @@ def state(root: Path) -> dict[str, tuple[object, ...]]:
                 for key in os.listxattr(path, follow_symlinks=False)
                 if key.startswith("user.")
             }
-            found[inside] = (
+            entries[inside] = (
                 about.st_mode, about.st_uid, about.st_gid, about.st_rdev, body, extended,
                 first.get(about.st_ino, ""),
             )  # fmt: skip
-    return found
+    return entries
 
 
 def emptied(folder: Path) -> None:

@@ -151,10 +151,10 @@ Version: 2
 def test_the_closure_of_packages() -> None:
     packages = host_image.installed(STATUS)
     assert "git" not in packages
-    found = host_image.closure(packages, ["bash", "python3", "git"])
-    assert [package.name for package in found] == ["bash", "libc6", "libtinfo6", "other", "python3"]
+    chosen = host_image.closure(packages, ["bash", "python3", "git"])
+    assert [package.name for package in chosen] == ["bash", "libc6", "libtinfo6", "other", "python3"]
     newer = host_image.closure(host_image.installed(STATUS.replace("2.36", "2.37")), ["bash", "python3"])
-    assert host_image.digest(found) != host_image.digest(newer)
+    assert host_image.digest(chosen) != host_image.digest(newer)
 
 
 def test_a_machine_without_dpkg_is_told_so(tmp_path: Path) -> None:

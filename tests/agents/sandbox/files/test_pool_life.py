@@ -108,11 +108,11 @@ def test_leftovers_are_found_and_collected(pool: Pool, image: Path) -> None:
     pool.mount("stray")
     pool.snapshot("box", "kept")
     pool.snapshot("box", "stray")
-    found = [words for words, _ in pool.unclaimed({"box"}, {"kept"})]
-    assert any("snapshot stray" in words for words in found)
-    assert any("sandbox stray" in words for words in found)
+    leftovers = [words for words, _ in pool.unclaimed({"box"}, {"kept"})]
+    assert any("snapshot stray" in words for words in leftovers)
+    assert any("sandbox stray" in words for words in leftovers)
     assert pool.snapshots() == ["kept", "stray"]
-    assert removed(pool.unclaimed({"box"}, {"kept"})) == found
+    assert removed(pool.unclaimed({"box"}, {"kept"})) == leftovers
     assert pool.snapshots() == ["kept"]
     assert pool.unclaimed({"box"}, {"kept"}) == []
     pool.clone("box", "kept")
@@ -195,14 +195,14 @@ def _released(image: Path) -> None:
 
 
 def _loops(image: Path) -> list[str]:
-    found = []
+    backing_files = []
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
             if file.read_text().strip() == str(image):
-                found.append(str(file))
+                backing_files.append(str(file))
         except OSError:
             continue
-    return found
+    return backing_files
 
 
 def test_a_restarted_host_finds_all_snapshots(opened: Opener, image: Path, tmp_path: Path) -> None:

@@ -21,15 +21,15 @@ def cells(tmp_path: Path) -> Iterator[Callable[[], Cell]]:
         pytest.skip("needs root")
     if unified() is None:
         pytest.skip("needs cgroup v2")
-    made: list[Cell] = []
+    opened: list[Cell] = []
 
     def make() -> Cell:
         number = next(_NAMES)
-        made.append(Cell(f"c{number}", tmp_path / f"c{number}"))
-        return made[-1]
+        opened.append(Cell(f"c{number}", tmp_path / f"c{number}"))
+        return opened[-1]
 
     yield make
-    for cell in made:
+    for cell in opened:
         cell.close()
 
 
@@ -43,6 +43,6 @@ def inspector() -> Iterator[Inspector]:
     """By eBPF."""
     if reason := kernel.missing():
         pytest.skip(reason)
-    one = Inspector()
-    yield one
-    one.close()
+    ebpf_inspector = Inspector()
+    yield ebpf_inspector
+    ebpf_inspector.close()

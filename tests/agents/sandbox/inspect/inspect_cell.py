@@ -126,11 +126,11 @@ class Cell:
 
 
 def tree(root: Path) -> TREE:
-    found: TREE = {}
+    entries: TREE = {}
     for folder, folders, files in os.walk(root):
         inside = os.path.relpath(folder, root)
         if inside == ".":
-            folders[:] = [one for one in folders if one not in (".windtunnel", "proc", "dev", "usr")]
+            folders[:] = [name for name in folders if name not in (".windtunnel", "proc", "dev", "usr")]
         for name in (*folders, *files):
             path = os.path.join(folder, name)
             status = os.lstat(path)
@@ -150,8 +150,8 @@ def tree(root: Path) -> TREE:
                     status.st_ino,
                     hashlib.sha1(Path(path).read_bytes()).hexdigest(),
                 ]
-            found[os.path.join(inside, name)] = tuple(entry)
-    return found
+            entries[os.path.join(inside, name)] = tuple(entry)
+    return entries
 
 
 def files_may_have_changed(effects: TurnEffects) -> bool:

@@ -19,9 +19,9 @@ from windtunnel.linux.snapshot import read_snapshot
 
 
 def compared(cell: Cell, changed: Callable[[str], list[FileChange]], *, images: bool = True) -> DiffInspector:
-    one = DiffInspector(changed, images=images)
-    cell.watch(one)
-    return one
+    inspector = DiffInspector(changed, images=images)
+    cell.watch(inspector)
+    return inspector
 
 
 @pytest.mark.root
@@ -65,7 +65,7 @@ def test_without_images_processes_count_as_kept_with_the_files(cell: Cell) -> No
     assert [doubt.part for doubt in effects.doubts] == [SandboxPart.FILES]
     inspector.rebase(cell.name)
     cell.settled()
-    assert not [one for one in inspector.effects(cell.name).processes if not one.shell]
+    assert not [process for process in inspector.effects(cell.name).processes if not process.shell]
     cell.run("kill $SLEEPS; wait")
     assert cell.child(inspector.effects(cell.name), "sleep").ended
     with pytest.raises(InspectError, match="is not watched"):
@@ -79,22 +79,24 @@ def test_nothing_stays_attached_after_the_last_sandbox(
 ) -> None:
     def held() -> int:
         folder = Path("/proc/self/fd")
-        return sum("bpf" in os.readlink(one) for one in folder.iterdir() if one.is_symlink())
+        return sum(
+            "bpf" in os.readlink(descriptor) for descriptor in folder.iterdir() if descriptor.is_symlink()
+        )
 
-    one, two = cells(), cells()
+    first, second = cells(), cells()
     assert not held()
-    one.watch(inspector)
-    two.watch(inspector)
-    inspector.unwatch(one.name)
+    first.watch(inspector)
+    second.watch(inspector)
+    inspector.unwatch(first.name)
     assert held()
-    two.run("echo x > new")
-    assert inspector.effects(two.name).files_total == 1
-    inspector.unwatch(two.name)
+    second.run("echo x > new")
+    assert inspector.effects(second.name).files_total == 1
+    inspector.unwatch(second.name)
     assert not held()
     with pytest.raises(InspectError, match="is not watched"):
-        inspector.effects(two.name)
-    two.watch(inspector)
-    assert not inspector.effects(two.name).files_total
+        inspector.effects(second.name)
+    second.watch(inspector)
+    assert not inspector.effects(second.name).files_total
 
 
 def test_without_rights_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +119,8 @@ def test_the_object_can_be_rebuilt(tmp_path: Path) -> None:
     if shutil.which("clang") is None or not Path("/usr/include/bpf/bpf_helpers.h").exists():
         pytest.skip("needs clang and libbpf-dev")
     kernel.OBJECT.build(tmp_path / "made.o")
-    made = bpf.programs((tmp_path / "made.o").read_bytes())
-    assert made == kernel.OBJECT.programs()
+    programs = bpf.programs((tmp_path / "made.o").read_bytes())
+    assert programs == kernel.OBJECT.programs()
 
 
 def test_every_call_has_one_number_and_one_rule() -> None:

@@ -58,7 +58,7 @@ class Model:
             self.rename(path, "/" + names[1])
 
     def under(self, path: str) -> list[str]:
-        return [one for one in self.files if one.startswith(path + "/")]
+        return [path for path in self.files if path.startswith(path + "/")]
 
     def rename(self, old: str, new: str) -> None:
         parent, there = os.path.dirname(new), self.files.get(new)
@@ -66,7 +66,7 @@ class Model:
             return
         if there is not None and ((there == "dir") != (self.files[old] == "dir") or self.under(new)):
             return
-        moved = {new + one[len(old) :]: self.files.pop(one) for one in [*self.under(old), old]}
+        moved = {new + path[len(old) :]: self.files.pop(path) for path in [*self.under(old), old]}
         self.files.update(moved)
         self.changes.note(DELETED, old)
         self.changes.note(RENAMED, new)
@@ -80,13 +80,13 @@ def test_no_sequence_of_changes_is_missed(steps: list[tuple[str, ...]]) -> None:
     for step in steps:
         model.step(*step)
     entry = os.stat_result((stat.S_IFREG, 0, 0, 0, 0, 0, 0, 0, 0, 0))
-    found, total = model.changes.net(lambda path: entry if path in model.files else None)
-    told = {change.path for change in found}
-    assert total == len(found)
+    changes, total = model.changes.net(lambda path: entry if path in model.files else None)
+    paths = {change.path for change in changes}
+    assert total == len(changes)
     for path in before.keys() | model.files.keys():
         if before.get(path) != model.files.get(path):
             above = {path[:at] for at in range(1, len(path) + 1) if path[at : at + 1] in ("/", "")}
-            assert told & above, f"{path!r} changed, and neither it nor a directory above it is told"
+            assert paths & above, f"{path!r} changed, and neither it nor a directory above it is told"
 
 
 def test_created_then_deleted_cancels_and_a_directory_covers_what_is_in_it() -> None:

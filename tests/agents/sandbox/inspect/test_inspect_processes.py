@@ -77,17 +77,17 @@ def test_what_one_process_sets_for_another_is_told(kind: str, cell: Cell) -> Non
     if kind == "ebpf" and (reason := kernel.missing()):
         pytest.skip(reason)
     images = kind == "comparison"
-    one = DiffInspector(lambda _: [], images=images) if images else Inspector()
-    cell.watch(one)
+    inspector = DiffInspector(lambda _: [], images=images) if images else Inspector()
+    cell.watch(inspector)
     cell.run("sleep 1000 & P=$!; while ! grep -q sleep /proc/$P/comm; do :; done")
     for change in CHANGES:
         cell.settled()
-        one.rebase(cell.name, read_snapshot(cell.pids()))
+        inspector.rebase(cell.name, read_snapshot(cell.pids()))
         assert "failed" not in cell.run(f"{{ {change}; }} 2>&1 >/dev/null")
-        effects = one.effects(cell.name)
+        effects = inspector.effects(cell.name)
         assert cell.child(effects, "sleep").settings_changed, change
         assert class_of(effects, References())[0] is TurnClass.FULL
-    one.close()
+    inspector.close()
 
 
 def test_dirty_pages_are_counted_to_the_page(cell: Cell, tracked: Inspector) -> None:

@@ -34,13 +34,13 @@ def test_the_rest_of_a_cut_command_is_not_run(box: Machine) -> None:
 
 
 def test_a_host_that_ignores_interrupts_has_commands_that_do_not(start: Callable[..., Machine]) -> None:
-    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         box = start()
         box.run("x=1")  # its shell is there
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert box.run("sleep 1000 & kill $!; wait $!; echo $?").stdout == b"143\n"
 
 

@@ -77,9 +77,9 @@ def test_leftovers_are_found_and_removed(home: Home, start: Callable[..., Machin
     pid = box.pid
     box.close()  # as after a kill -9 of the daemon
     assert unclaimed(home, {"kept", "lost"}) == []
-    found = unclaimed(home, {"kept"})
-    assert [words for words, _ in found] == ["what is left of sandbox lost"]
-    removed(found)
+    leftovers = unclaimed(home, {"kept"})
+    assert [words for words, _ in leftovers] == ["what is left of sandbox lost"]
+    removed(leftovers)
     assert unclaimed(home, {"kept"}) == []
     left = look(pid)
     assert left is None or left.state in "ZX"

@@ -13,15 +13,15 @@ from windtunnel.agents.sandbox import criu as sandbox_criu
 from windtunnel.agents.sandbox.machine import walls
 from windtunnel.base.errors import UserError
 
-BUILDS = {one.what: one for one in (walls.PROGRAM, sandbox_criu.STEPS)}
+BUILDS = {build.what: build for build in (walls.PROGRAM, sandbox_criu.STEPS)}
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="shipped for x86-64")
 @pytest.mark.parametrize("what", BUILDS)
 def test_what_is_shipped_is_built_from_the_source_beside_it(what: str) -> None:
-    found = BUILDS[what]
-    assert (found.folder / found.file_name()).exists(), "rebuild: make native"
-    assert found.locate().parent == found.folder
+    build = BUILDS[what]
+    assert (build.folder / build.file_name()).exists(), "rebuild: make native"
+    assert build.locate().parent == build.folder
 
 
 def test_it_is_built_where_none_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +31,6 @@ def test_it_is_built_where_none_is_shipped(tmp_path: Path, monkeypatch: pytest.M
     assert subprocess.run([str(tmp_path / "init")]).returncode == 2
     assert not list(tmp_path.glob("*.part"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    for found in BUILDS.values():
-        with pytest.raises(UserError, match=f"no {found.what} .* no C compiler"):
-            found.build(tmp_path / "again")
+    for build in BUILDS.values():
+        with pytest.raises(UserError, match=f"no {build.what} .* no C compiler"):
+            build.build(tmp_path / "again")

@@ -44,10 +44,10 @@ def test_variables_survive_being_printed_and_declared(values: dict[str, str | li
         )
     printed = bash(script + "echo 'm variables'; declare -p")
     state = ShellSections.parse(printed, "m")
-    found = state.variables()
-    assert set(values) <= set(found)
+    variables = state.variables()
+    assert set(values) <= set(variables)
     again = "".join(
-        f"declare {flags} {name}{value}\n" for name, (flags, value) in found.items() if name in values
+        f"declare {flags} {name}{value}\n" for name, (flags, value) in variables.items() if name in values
     )
     then = ShellSections.parse(
         bash(
@@ -55,7 +55,7 @@ def test_variables_survive_being_printed_and_declared(values: dict[str, str | li
         ),
         "m",
     )
-    assert {n: v for n, v in then.variables().items() if n in values} == {n: found[n] for n in values}
+    assert {n: v for n, v in then.variables().items() if n in values} == {n: variables[n] for n in values}
 
 
 def state(**sections: str) -> ShellSections:
@@ -63,14 +63,14 @@ def state(**sections: str) -> ShellSections:
 
 
 def test_volatile_variables_do_not_count() -> None:
-    one = state(
+    first = state(
         variables='declare -- x="1"\ndeclare -i RANDOM="5"\ndeclare -- _="a"\ndeclare -- SECONDS="3"\n'
     )
-    two = state(
+    second = state(
         variables='declare -- SECONDS="9"\ndeclare -i RANDOM="6"\ndeclare -- x="1"\ndeclare -- _="b"\n'
     )
-    assert one.fingerprint() == two.fingerprint() and differences(one, two) == []
-    assert state(variables='declare -- x="2"\n').fingerprint() != one.fingerprint()
+    assert first.fingerprint() == second.fingerprint() and differences(first, second) == []
+    assert state(variables='declare -- x="2"\n').fingerprint() != first.fingerprint()
 
 
 def test_a_replay_undoes_and_sets_only_what_differs() -> None:
@@ -97,8 +97,8 @@ def test_states_that_cannot_be_carried() -> None:
         ({"jobs": "12 "}, "background jobs"),
         ({"variables": 'declare -a COPROC=([0]="63" [1]="60")\n'}, "coprocess"),
     ):
-        found = shell_effect(state(**sections).shell_state("main"))
-        assert words in found.resources[0] and not found.not_replayable
+        effect = shell_effect(state(**sections).shell_state("main"))
+        assert words in effect.resources[0] and not effect.not_replayable
     broken = ShellState("main", json.dumps([1]), "")
     assert "cannot be read" in shell_effect(broken).not_replayable[0]
     with pytest.raises(MachineError, match="cannot be read"):

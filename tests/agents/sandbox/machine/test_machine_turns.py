@@ -149,7 +149,7 @@ def test_states_are_equal_exactly_when_the_shell_is(box: Machine) -> None:
     first = box.shell_states()[0].fingerprint
     out(box, "echo $RANDOM $SECONDS $BASHPID >/dev/null; (y=3); sleep 0")
     assert box.shell_states()[0].fingerprint == first
-    seen = {first}
+    fingerprints = {first}
     changes = (
         "x=2",
         "cd /",
@@ -162,39 +162,43 @@ def test_states_are_equal_exactly_when_the_shell_is(box: Machine) -> None:
     )
     for change in changes:
         out(box, change)
-        seen.add(box.shell_states()[0].fingerprint)
-    assert len(seen) == len(changes) + 1
+        fingerprints.add(box.shell_states()[0].fingerprint)
+    assert len(fingerprints) == len(changes) + 1
 
 
 def test_replay_takes_over_exactly(start: Callable[..., Machine]) -> None:
-    one, two = start("one"), start("two")
-    out(one, "cd /tmp; pushd / >/dev/null; x=$'a\\nb\\'c\"d'\ndeclare -A m=(['k 1']='v;$x' [']']='\\')")
+    source, target = start("one"), start("two")
+    out(source, "cd /tmp; pushd / >/dev/null; x=$'a\\nb\\'c\"d'\ndeclare -A m=(['k 1']='v;$x' [']']='\\')")
     out(
-        one,
+        source,
         "a=(1 '' '*'); declare -i n=5; declare -n ref=n; export E='é ü'; f() { cat <<'Z'\nMARK '$x'\nZ\n}",
     )
-    out(one, "declare -fx f; alias z='echo \"q\"'; shopt -s extglob\ng() { echo @(a|b); }; set -o pipefail")
-    out(one, "trap 'echo \"t\"' USR1; umask 031; set -- 'p 1' '' \"p'2\"; unset HOME")
-    out(two, "junk=1; h() { :; }; alias junk=ls; set -f; trap 'true' USR2; cd /var; export HOME=/elsewhere")
-    state = one.shell_states()[0]
+    out(
+        source, "declare -fx f; alias z='echo \"q\"'; shopt -s extglob\ng() { echo @(a|b); }; set -o pipefail"
+    )
+    out(source, "trap 'echo \"t\"' USR1; umask 031; set -- 'p 1' '' \"p'2\"; unset HOME")
+    out(
+        target, "junk=1; h() { :; }; alias junk=ls; set -f; trap 'true' USR2; cd /var; export HOME=/elsewhere"
+    )
+    state = source.shell_states()[0]
     assert shell_effect(state) == ShellEffect(state.name)
-    two.replay(state)
-    assert two.shell_states()[0].fingerprint == state.fingerprint
+    target.replay(state)
+    assert target.shell_states()[0].fingerprint == state.fingerprint
     show = "echo \"$x|${m['k 1']}|${m[']']}|${#a[@]}|$ref|$E|${junk-}|${HOME-none}|$#|$3\"; f; pwd"
     show += "; dirs; z; trap -p"
-    assert out(two, show) == out(one, show)
-    assert "junk" not in out(two, "alias; declare -F; declare -p")
+    assert out(target, show) == out(source, show)
+    assert "junk" not in out(target, "alias; declare -F; declare -p")
 
 
 def test_what_cannot_be_replayed_is_said(start: Callable[..., Machine]) -> None:
-    one, two = start("one"), start("two")
-    out(two, "readonly R=mine")
+    source, target = start("one"), start("two")
+    out(target, "readonly R=mine")
     with pytest.raises(MachineError, match="R is read-only"):
-        two.replay(one.shell_states()[0])
-    out(one, "exec 7</etc")
-    assert "open descriptors (7>/etc)" in shell_effect(one.shell_states()[0]).resources[0]
-    out(one, "exec 7<&-; sleep 1000 &")
-    assert "background jobs" in shell_effect(one.shell_states()[0]).resources[0]
+        target.replay(source.shell_states()[0])
+    out(source, "exec 7</etc")
+    assert "open descriptors (7>/etc)" in shell_effect(source.shell_states()[0]).resources[0]
+    out(source, "exec 7<&-; sleep 1000 &")
+    assert "background jobs" in shell_effect(source.shell_states()[0]).resources[0]
 
 
 def test_a_plain_sh_serves_where_there_is_no_bash(

@@ -24,16 +24,16 @@ def from_outside(box: Machine, work: Callable[[], object]) -> None:
 def test_every_sandbox_has_a_dev_of_its_own_that_no_mount_makes_writable(
     start: Callable[..., Machine],
 ) -> None:
-    one, two = start("one"), start("two")
-    inside = [Path(f"/proc/{box.pid}/root/dev").stat().st_dev for box in (one, two)]
+    box, other = start("one"), start("two")
+    inside = [Path(f"/proc/{box.pid}/root/dev").stat().st_dev for box in (box, other)]
     assert inside[0] != inside[1]
     for point in ("/dev", "/proc/keys"):
         from_outside(
-            one, lambda at=point: mounts.mount("none", Path(at), flags=mounts.MS_REMOUNT | mounts.MS_BIND)
+            box, lambda at=point: mounts.mount("none", Path(at), flags=mounts.MS_REMOUNT | mounts.MS_BIND)
         )
-    assert {"/dev", "/proc/keys"} <= walls.weak(one.pid).keys()
+    assert {"/dev", "/proc/keys"} <= walls.weak(box.pid).keys()
     for change in ("chmod 600 /dev/null", "chmod 600 /proc/keys", "touch /dev/masked", "touch /dev/x"):
-        done = one.run(change)
+        done = box.run(change)
         assert done.exit_code != 0 and b"Read-only file system" in done.stderr, (change, done)
 
 

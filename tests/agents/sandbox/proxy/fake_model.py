@@ -139,10 +139,10 @@ def answer(number: int, path: str, status: int = 200) -> bytes:
 def events(number: int, path: str) -> list[bytes]:
     """The events of the n-th call's stream."""
     if path.startswith("/v1/messages"):
-        told = ["message_start", "content_block_delta", "message_stop"]
+        kinds = ["message_start", "content_block_delta", "message_stop"]
         return [
             f"event: {name}\ndata: {json.dumps({'type': name, 'text': f'answer {number}'})}\n\n".encode()
-            for name in told
+            for name in kinds
         ]
     words = [
         f"data: {json.dumps({'choices': [{'delta': {'content': text}}]})}\n\n"

@@ -83,9 +83,9 @@ class Bench:
         """A proxy with these bounds, which hold for the others too."""
         for name, value in {"ending": 1.0, **bounds}.items():
             self.patch.setattr(limits, name.upper(), value)
-        made = HostProxy(self.home)
-        self.proxies.append(made)
-        return made
+        proxy = HostProxy(self.home)
+        self.proxies.append(proxy)
+        return proxy
 
     def close(self) -> None:
         for proxy in self.proxies:
@@ -151,9 +151,9 @@ def model() -> Iterator[FakeModel]:
 
 @pytest.fixture
 def bench(tmp_path: Path, model: FakeModel) -> Iterator[Bench]:
-    made = Bench(Home(tmp_path), model)
-    yield made
-    made.close()
+    model_bench = Bench(Home(tmp_path), model)
+    yield model_bench
+    model_bench.close()
 
 
 @pytest.fixture

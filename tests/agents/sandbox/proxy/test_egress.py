@@ -60,11 +60,11 @@ NOT_PUBLIC = [
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
 def test_what_is_not_public_is_reached_where_it_is_named(address: str) -> None:
-    one = ipaddress.ip_address(address)
+    ip = ipaddress.ip_address(address)
     for network in ("egress", "egress:internal.example,*.example"):
-        assert reachable(parse_allowed(network), [one], 443, OWN) == []
-    assert reachable(parse_allowed(f"egress:[{address}]:443"), [one], 443, OWN) == [one]
-    assert reachable(parse_allowed(f"egress:[{address}]:443"), [one], 22, OWN) == []
+        assert reachable(parse_allowed(network), [ip], 443, OWN) == []
+    assert reachable(parse_allowed(f"egress:[{address}]:443"), [ip], 443, OWN) == [ip]
+    assert reachable(parse_allowed(f"egress:[{address}]:443"), [ip], 22, OWN) == []
 
 
 def test_public_addresses_are_reached() -> None:
@@ -87,11 +87,11 @@ def test_a_tunnel_and_a_plain_request_reach_a_host_that_is_named(
     plain.request("PUT", f"http://localhost:{port}/a%2Fb?c=d", b"body", headers)
     assert plain.getresponse().read()
     plain.close()
-    one, two = model.calls
-    assert (one.path, one.body) == ("/v1/x", b"body")
-    assert (two.method, two.path, two.body) == ("PUT", "/a%2Fb?c=d", b"body")
-    assert two.headers["host"] == f"localhost:{port}"
-    assert "proxy-authorization" not in two.headers and two.headers["x-own"] == "1"
+    first, second = model.calls
+    assert (first.path, first.body) == ("/v1/x", b"body")
+    assert (second.method, second.path, second.body) == ("PUT", "/a%2Fb?c=d", b"body")
+    assert second.headers["host"] == f"localhost:{port}"
+    assert "proxy-authorization" not in second.headers and second.headers["x-own"] == "1"
     assert (tmp_path / "egress.log").read_text().count(f"allowed: localhost:{port}\n") == 2
 
 
@@ -116,8 +116,10 @@ def test_what_follows_a_plain_request_goes_nowhere(
 ) -> None:
     port = model.server.server_port
     proxy, _ = way(f"egress:localhost:{port}")
-    one = f"GET http://localhost:{port}/one HTTP/1.1\r\nhost: x\r\n\r\n"
-    answer = asked(proxy, (one + one.replace("/one", "/two") + "GET /three HTTP/1.1\r\n\r\n").encode())
+    request = f"GET http://localhost:{port}/one HTTP/1.1\r\nhost: x\r\n\r\n"
+    answer = asked(
+        proxy, (request + request.replace("/one", "/two") + "GET /three HTTP/1.1\r\n\r\n").encode()
+    )
     assert answer.count(b"HTTP/1.1 200") == 1
     assert [call.path for call in model.calls] == ["/one"]
 
@@ -151,8 +153,8 @@ def question(port: int, name: str, kind: int = 1) -> tuple[int, list[str]]:
     number, flags, _, count = struct.unpack_from(">HHHH", reply)
     assert (number, flags & 0xFFF0) == (7, 0x8180)
     width = 4 if kind == 1 else 16
-    found = [reply[len(reply) - (left * (12 + width)) + 12 :][:width] for left in range(count, 0, -1)]
-    return flags & 0xF, [str(ipaddress.ip_address(one)) for one in found]
+    addresses = [reply[len(reply) - (left * (12 + width)) + 12 :][:width] for left in range(count, 0, -1)]
+    return flags & 0xF, [str(ipaddress.ip_address(address)) for address in addresses]
 
 
 def test_names_on_the_list_are_answered(way: Callable[[str], tuple[int, int]]) -> None:

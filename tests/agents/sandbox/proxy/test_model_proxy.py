@@ -73,7 +73,7 @@ def test_a_reply_is_held_while_its_turn_cannot_be_kept(make: Callable[..., Any],
     lost, asking = line.lacks
     assert "sleep 4321" in lost.what and "python3" in asking.what
     # the policy was asked, and its answers are on record
-    settled = [answer.answer for seen, answer in box.decisions() if isinstance(seen, Shortfall)]
+    settled = [answer.answer for observation, answer in box.decisions() if isinstance(observation, Shortfall)]
     assert settled == ["retry", "hold", "hold"]
     assert b"503" in box.run(ASK % "first", timeout=60).stderr, "asked again, it is tried again"
     with pytest.raises(IncompleteError, match="sleep 4321"):
@@ -114,5 +114,5 @@ def test_a_key_of_the_host_is_nowhere_but_at_the_model(
     assert key.encode() not in box.run(f"{{ {inside}; }} 2>/dev/null", timeout=60).stdout
     folders = (host.home.boxes, host.home.pages, tmp_path / "out")
     own = ["grep", "-rlaF", "--exclude=netns", key, *folders, *host.home.path.glob("*.sqlite*")]
-    found = subprocess.run(own, capture_output=True, text=True, timeout=60)
-    assert (found.returncode, found.stdout) == (1, ""), found
+    search = subprocess.run(own, capture_output=True, text=True, timeout=60)
+    assert (search.returncode, search.stdout) == (1, ""), search

@@ -24,12 +24,12 @@ def understood(path: str, body: Any, encoding: str = "") -> Outline:
 
 
 def kinds(*requests: tuple[str, dict[str, Any]]) -> list[str]:
-    agent, found = AgentLoops(), []
+    agent, kinds = AgentLoops(), []
     for path, body in requests:
         verdict = classify(understood(path, body), agent)
         agent = verdict.agent
-        found.append(verdict.kind)
-    return found
+        kinds.append(verdict.kind)
+    return kinds
 
 
 def said(*texts: str) -> list[dict[str, str]]:
@@ -116,12 +116,12 @@ def test_what_changes_with_every_request_makes_no_other_one() -> None:
         return [{"type": "text", "text": text} for text in (billing, "S")]
 
     text = {"text": "hi", "type": "text", "cache_control": {}}
-    one = main("hi", system=system(1), metadata={"user_id": "a"})[1]
-    two = main(system=system(2), metadata={"user_id": "b"})[1] | {
+    first = main("hi", system=system(1), metadata={"user_id": "a"})[1]
+    second = main(system=system(2), metadata={"user_id": "b"})[1] | {
         "messages": [{"content": [text], "role": "user"}],
         "tools": [{"name": "bash", "cache_control": {"type": "ephemeral"}}],
     }
-    assert understood(MESSAGES, one).digest == understood(MESSAGES, two).digest
+    assert understood(MESSAGES, first).digest == understood(MESSAGES, second).digest
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])

@@ -88,9 +88,9 @@ def test_a_reply_is_held_back_until_its_turn_is_kept(
     asked = bench.ask(box, chat("go"))
     box.pending(1).finish(fault)
     for attempt in range(3):
-        told = json.loads(asked.reply())["error"]["message"]
+        message = json.loads(asked.reply())["error"]["message"]
         assert (asked.status, asked.headers["retry-after"]) == (503, "5")
-        assert "held back" in told and str(fault) in told, told
+        assert "held back" in message and str(fault) in message, message
         assert box.checkpoints == attempt, "whoever asks again has it tried again"
         if attempt == 2:
             box.checkpoint_error = None
@@ -114,11 +114,11 @@ def test_a_turn_that_cannot_be_ended(bench: Bench, proxy: HostProxy, allows: boo
     box = bench.serve(proxy, FakeBox())
     box.error, box.allows = RuntimeError("sandbox one is dead"), allows
     asked = bench.ask(box, chat("go"))
-    told = asked.reply().decode()
+    words = asked.reply().decode()
     if allows:
-        told = asked.headers["x-windtunnel-checkpoint"]
+        words = asked.headers["x-windtunnel-checkpoint"]
     assert asked.status == (200 if allows else 503)
-    assert "the end of the turn failed: sandbox one is dead" in told
+    assert "the end of the turn failed: sandbox one is dead" in words
 
 
 def test_hanging_checkpoint_and_hanging_turn_are_bounded(bench: Bench) -> None:

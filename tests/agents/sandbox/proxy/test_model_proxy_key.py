@@ -30,7 +30,7 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("path", "sent", "told"),
+    ("path", "sent", "header"),
     [
         ("/v1/chat/completions", {}, ("authorization", f"Bearer {KEY}")),
         ("/v1/chat/completions", {"Authorization": "Bearer dummy"}, ("authorization", f"Bearer {KEY}")),
@@ -40,9 +40,9 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
         ("/openai/deployments/a/chat/completions", {"api-key": "dummy"}, ("api-key", KEY)),
     ],
 )
-def test_key_is_told_as_the_api_wants_it(path: str, sent: dict[str, str], told: tuple[str, str]) -> None:
+def test_key_is_told_as_the_api_wants_it(path: str, sent: dict[str, str], header: tuple[str, str]) -> None:
     name, value = key_header(KEY, path, frozenset(key.lower() for key in sent))
-    assert (name, value) == told
+    assert (name, value) == header
 
 
 def test_key_replaces_what_the_agent_sent_and_can_be_changed(

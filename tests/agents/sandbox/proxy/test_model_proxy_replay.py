@@ -86,7 +86,7 @@ def test_repeat_attaches_to_the_request_under_way(bench: Bench, proxy: HostProxy
     third = bench.ask(box, chat("go", stream=True))
     third.until(events(1, PATH)[0])
     bench.model.plan.events.release(2)
-    assert {one.reply() for one in (first, second, third)} == {b"".join(events(1, PATH))}
+    assert {request.reply() for request in (first, second, third)} == {b"".join(events(1, PATH))}
     assert len(bench.model.calls) == 1
     assert box.turns == 1
 

@@ -24,10 +24,10 @@ def get(url: str, method: str = "GET", **options: object) -> httpx.Response:
 def test_large_bodies_are_refused(bench: Bench) -> None:
     proxy = bench.proxy(body=1000)
     box = bench.serve(proxy, FakeBox())
-    told = get(bench.url(box), "POST", json=chat("x" * 2000))
-    assert told.status_code == 413
-    untold = get(bench.url(box), "POST", content=iter([b"x" * 600] * 2))
-    assert untold.status_code == 413
+    sized = get(bench.url(box), "POST", json=chat("x" * 2000))
+    assert sized.status_code == 413
+    unsized = get(bench.url(box), "POST", content=iter([b"x" * 600] * 2))
+    assert unsized.status_code == 413
     assert not bench.model.calls
 
 
@@ -70,8 +70,8 @@ def test_requests_under_way_are_bounded(bench: Bench) -> None:
     neighbour = bench.ask(other, chat("go"))
     bench.model.wait_for(3)
     bench.model.plan.answer.set()
-    for one in (*held, neighbour):
-        assert one.reply()
+    for request in (*held, neighbour):
+        assert request.reply()
 
 
 def test_forget_closes_the_socket_and_serve_takes_it_up_again(bench: Bench, proxy: HostProxy) -> None:

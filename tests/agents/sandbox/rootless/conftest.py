@@ -31,9 +31,9 @@ def _python() -> tuple[list[str], dict[str, str]]:
     """A Python that the user can read, of the version that the packages are for; empty when there is none."""
     if os.geteuid() != 0:
         return [sys.executable], {}
-    found = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/bin")
+    python = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/bin")
     packages = os.pathsep.join((str(SOURCE), sysconfig.get_paths()["purelib"]))
-    return ([found] if found else []), {"PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"}
+    return ([python] if python else []), {"PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _run(command: list[str], home: Path, more: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -86,7 +86,7 @@ def tell(home: Path, small_root: Path) -> Iterator[Tell]:
     python, more = _python()
     tidied = False
 
-    def told(story: str, *before: str) -> None:
+    def run(story: str, *before: str) -> None:
         nonlocal tidied
         # what stands before it may take from it what tidying needs
         stories = story if before else f"{story},tidy"
@@ -94,6 +94,6 @@ def tell(home: Path, small_root: Path) -> Iterator[Tell]:
         assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
         tidied = not before
 
-    yield told
+    yield run
     if not tidied:
-        told("tidy")  # twice does no harm
+        run("tidy")  # twice does no harm

@@ -30,17 +30,17 @@ from windtunnel.linux import processes
 DEADLINE = 60.0
 MANY = """
 import os, signal
-made = []
+pids = []
 try:
-    while len(made) < 40:
+    while len(pids) < 40:
         pid = os.fork()
         if not pid:
             signal.pause()
-        made.append(pid)
+        pids.append(pid)
 except BlockingIOError:
     pass
-print(len(made))
-for pid in made:
+print(len(pids))
+for pid in pids:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 """
@@ -51,10 +51,10 @@ def spec(name: str, **fields: Any) -> SandboxSpec:
     return SandboxSpec(name=name, image=sys.argv[3], **fields)
 
 
-def until(found: Callable[[], bool]) -> None:
+def until(happened: Callable[[], bool]) -> None:
     """Waits for something that another process does."""
     deadline = time.monotonic() + DEADLINE
-    while not found():
+    while not happened():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
 
@@ -109,9 +109,9 @@ def turns(home: Path) -> None:
         less(box.checkpoint, "sleep 1000")
         manifest = box.checkpoint(allow_less=True)
         assert manifest.image is None
-        assert [(one.kind, "without root" in one.why) for one in manifest.lacks] == [("processes", True)]
+        assert [(lack.kind, "without root" in lack.why) for lack in manifest.lacks] == [("processes", True)]
         assert "files" in manifest.restorable
-        assert all(decide(seen) == answer for seen, answer in box.decisions())
+        assert all(decide(observation) == answer for observation, answer in box.decisions())
 
 
 def isolation(home: Path) -> None:
@@ -124,8 +124,8 @@ def isolation(home: Path) -> None:
         assert box.run("cat /proc/self/uid_map").text.split() == ["0", str(os.getuid()), "1"]
         assert box.run(f"cat {outside}").exit_code != 0
         assert box.run("echo /sys/*").text == "/sys/*\n"
-        seen = box.run("cat /proc/net/dev").text.splitlines()[2:]
-        assert [line.split(":")[0].strip() for line in seen] == ["lo"]
+        interfaces = box.run("cat /proc/net/dev").text.splitlines()[2:]
+        assert [line.split(":")[0].strip() for line in interfaces] == ["lo"]
         pids = box.run("echo /proc/[0-9]*").text.split()
         assert len(pids) <= 4, pids
         assert f"/proc/{os.getpid()}" not in pids
@@ -187,9 +187,9 @@ def forks(home: Path) -> None:
         unheld = spec("one", limits=replace(limits, disk=2**30))
         refused(lambda: host.create(unheld), "of 1024 MiB of disk cannot be held here")
         box = host.create(spec("one", limits=limits))
-        told = " ".join(event.detail for event in events if event.box == "one")
+        details = " ".join(event.detail for event in events if event.box == "one")
         for words in ("memory holds for each process", "CPUs"):
-            assert words in told, told
+            assert words in details, details
         box.run("export COLOUR=red; echo common >/workspace/file")
         first, second = host.fork("one", 2)
         first.run("echo more >>/workspace/file")
@@ -331,10 +331,10 @@ def image_of_the_host(home: Path) -> None:
 def partial(home: Path) -> None:
     """A host image leaves out what the user may not read, and says so. ``home/fake`` was made by root."""
     (home / "made").mkdir()
-    (told,) = fill(home / "made", [Package("tool", "1", "all", (), ())], home / "fake")
+    (note,) = fill(home / "made", [Package("tool", "1", "all", (), ())], home / "fake")
     assert (home / "made/usr/tool").read_text() == "for all"
     assert not (home / "made/usr/hidden").exists()
-    assert "1 files" in told and "/usr/hidden" in told
+    assert "1 files" in note and "/usr/hidden" in note
 
 
 def tidy(home: Path) -> None:

@@ -21,9 +21,9 @@ class Payments:
             for charge in charges:
                 if self.honours_keys and charge["key"] == key:
                     return dict(charge)
-            made = {"id": len(charges) + 1, "amount": amount, "key": key}
-            file.write(json.dumps(made) + "\n")
-            return made
+            new = {"id": len(charges) + 1, "amount": amount, "key": key}
+            file.write(json.dumps(new) + "\n")
+            return new
 
     def charges(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []

@@ -39,10 +39,10 @@ def pays(how: str, when: str, folder: Path) -> int:
     def pay(key: str) -> dict[str, Any]:
         if when == "before":
             os._exit(9)
-        made = service.charge(5, key)
+        charge = service.charge(5, key)
         if when == "after":
             os._exit(9)
-        return made
+        return charge
 
     if how == "plain":
         pay("")
@@ -58,8 +58,8 @@ def pays(how: str, when: str, folder: Path) -> int:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "journal.sqlite") as made:
-        yield made
+    with Journal(tmp_path / "journal.sqlite") as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -252,10 +252,10 @@ def ending(payments: Payments, amount: int, outcome: str) -> Callable[[str], Any
             raise NotDone
         if outcome == "lost before":
             raise ConnectionError
-        made = payments.charge(amount, key)
+        charge = payments.charge(amount, key)
         if outcome == "lost after":
             raise ConnectionError
-        return made
+        return charge
 
     return call
 

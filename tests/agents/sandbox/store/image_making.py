@@ -29,7 +29,7 @@ def page(seed: int) -> bytes:
     return np.random.default_rng(seed).bytes(4096) if seed else bytes(4096)
 
 
-def made(folder: Path, files: dict[str, bytes]) -> Path:
+def image_folder(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
@@ -74,7 +74,7 @@ def cold(folder: Path) -> CheckpointStore:
 
 def image(folder: Path, *seeds: int) -> Path:
     """An image with these pages of memory and some small files."""
-    return made(
+    return image_folder(
         folder,
         {
             "pages-1.img": b"".join(page(seed) for seed in seeds),

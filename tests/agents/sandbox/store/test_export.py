@@ -31,8 +31,8 @@ class Side:
         self.pool = FolderPool(folder / "pool")
         self.store = CheckpointStore(folder / "pages")
 
-    def export(self, one: CheckpointManifest, url: str) -> None:
-        export_checkpoint(one, pool=self.pool, store=self.store, url=url)
+    def export(self, manifest: CheckpointManifest, url: str) -> None:
+        export_checkpoint(manifest, pool=self.pool, store=self.store, url=url)
 
     def take_in(self, url: str, name: str = "copy") -> CheckpointManifest:
         return import_checkpoint(url, pool=self.pool, store=self.store, name=name)
@@ -76,7 +76,7 @@ def objects(url: str) -> dict[str, int]:
     return {name[len(root) :]: entry["size"] for name, entry in fs.find(root, detail=True).items()}
 
 
-def same_tree(one: Path, other: Path) -> bool:
+def same_tree(first: Path, second: Path) -> bool:
     def listed(folder: Path) -> dict[str, object]:
         return {
             str(path.relative_to(folder)): os.readlink(path)
@@ -87,7 +87,7 @@ def same_tree(one: Path, other: Path) -> bool:
             for path in folder.rglob("*")
         }
 
-    return listed(one) == listed(other)
+    return listed(first) == listed(second)
 
 
 def test_another_host_goes_on_from_it(here: Side, url: str, tmp_path: Path) -> None:

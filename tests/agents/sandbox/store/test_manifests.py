@@ -22,13 +22,13 @@ from windtunnel.store.objects.manifest import seal, unseal
 
 @settings(max_examples=50, deadline=None)
 @given(st.builds(CheckpointManifest))
-def test_every_field_comes_back(one: CheckpointManifest) -> None:
-    if float("inf") > one.created > float("-inf"):
+def test_every_field_comes_back(checkpoint: CheckpointManifest) -> None:
+    if float("inf") > checkpoint.created > float("-inf"):
         try:
-            data = seal(KIND, VERSION, one)
+            data = seal(KIND, VERSION, checkpoint)
         except ValueError:  # not a number has no JSON
             return
-        assert unseal(CheckpointManifest, KIND, VERSION, data, "here") == one
+        assert unseal(CheckpointManifest, KIND, VERSION, data, "here") == checkpoint
 
 
 @pytest.fixture
@@ -42,17 +42,17 @@ def put(store: CheckpointStore, id: str, data: bytes) -> None:
 
 
 def test_a_manifest_is_written_once(store: CheckpointStore, tmp_path: Path) -> None:
-    one = manifest()
-    store.add(one)
-    assert store.load(one.id) == CheckpointStore(tmp_path).load(one.id) == one
+    checkpoint = manifest()
+    store.add(checkpoint)
+    assert store.load(checkpoint.id) == CheckpointStore(tmp_path).load(checkpoint.id) == checkpoint
     with pytest.raises(ObjectError, match="already"):
-        store.add(replace(one, turn=9))
-    assert store.load(one.id) == one
-    store.drop([one.id])
-    store.drop([one.id])
+        store.add(replace(checkpoint, turn=9))
+    assert store.load(checkpoint.id) == checkpoint
+    store.drop([checkpoint.id])
+    store.drop([checkpoint.id])
     assert store.all() == ([], [])
     with pytest.raises(ObjectError, match="is not there"):
-        store.load(one.id)
+        store.load(checkpoint.id)
 
 
 def test_what_is_not_what_was_written_is_refused_by_name(store: CheckpointStore) -> None:
@@ -62,7 +62,7 @@ def test_what_is_not_what_was_written_is_refused_by_name(store: CheckpointStore)
     for at in range(0, len(data) - 1, 7):
         put(store, "a", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         good, problems = store.all()
-        assert [one.id for one in good] == ["b"]
+        assert [checkpoint.id for checkpoint in good] == ["b"]
         assert len(problems) == 1 and problems[0].startswith("manifest a in ")
     for wrong, words in (
         (data[:-5], "damaged"),

@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.sandbox.store.image_making import cold, content, damage, frames, image, keep, made, page, stored
+from agents.sandbox.store.image_making import (
+    cold,
+    content,
+    damage,
+    frames,
+    image,
+    image_folder,
+    keep,
+    page,
+    stored,
+)
 from windtunnel.agents.sandbox.store import CheckpointStore
 from windtunnel.agents.sandbox.store import pages as image_pages
 from windtunnel.base.errors import UserError
@@ -37,7 +47,7 @@ def test_what_is_kept_comes_back(given_images: list[dict[str, bytes]], like: boo
         store = CheckpointStore(root / "store")
         for number, files in enumerate(given_images):
             before = f"c{number - 1}" if like and number else ""
-            kept = keep(store, f"c{number}", made(root / f"in{number}", files), like=before)
+            kept = keep(store, f"c{number}", image_folder(root / f"in{number}", files), like=before)
             assert kept.bytes_raw == sum(map(len, files.values()))
         for each in (store, cold(root / "store")):
             for number, files in enumerate(given_images):
@@ -58,13 +68,15 @@ def test_a_later_image_costs_what_changed(tmp_path: Path) -> None:
         assert later.bytes_new < 4 * 4096 < first.bytes_new / 20
     moved = keep(store, "c", image(tmp_path / "c", 251, *some), like="b")
     assert moved.bytes_new < 4 * 4096
-    assert keep(store, "d", made(tmp_path / "d", {"pages-1.img": bytes(4096 * 3000)})).bytes_new <= 4096
+    assert (
+        keep(store, "d", image_folder(tmp_path / "d", {"pages-1.img": bytes(4096 * 3000)})).bytes_new <= 4096
+    )
 
 
 def test_an_image_larger_than_what_is_held_in_memory(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "store")
     data = np.random.default_rng(1).bytes(4096 * 9000 + 17)
-    keep(store, "a", made(tmp_path / "a", {"pages-1.img": data, "core-1.img": b"x"}))
+    keep(store, "a", image_folder(tmp_path / "a", {"pages-1.img": data, "core-1.img": b"x"}))
     cold(tmp_path / "store").materialise("a", tmp_path / "out")
     assert content(tmp_path / "out") == {"pages-1.img": data, "core-1.img": b"x"}
 

@@ -47,7 +47,7 @@ def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
     again = load_costs(path)
     assert (again.costs, again.provenance) == (profile.costs, profile.provenance)
     assert again.origin == "own profile, measured on m, d"
-    assert [one.name for one in path.parent.iterdir()] == ["profile.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
 
 
 def test_the_users_own_profile_goes_before_the_shipped_one(
@@ -122,12 +122,12 @@ def test_calibration_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.root
 def test_this_machine_can_be_measured_and_nothing_stays(tmp_path: Path, new_home: Path) -> None:
     new_home.rmdir()
-    made = calibrate_here(True, lambda *_: None, path=tmp_path / "profile.json", home=new_home)
+    measured = calibrate_here(True, lambda *_: None, path=tmp_path / "profile.json", home=new_home)
     assert not new_home.exists()
     new_home.mkdir()
-    assert made.path == tmp_path / "profile.json"
-    profile = load_costs(made.path)
-    assert profile.provenance["errors"] in made.said
+    assert measured.path == tmp_path / "profile.json"
+    profile = load_costs(measured.path)
+    assert profile.provenance["errors"] in measured.said
     costs = profile.costs
     assert min(costs.shell, costs.files_freeze, costs.files_after) > 0
     assert costs.checkpoint(TurnClass.FULL, processes=1).seconds > costs.files_freeze + costs.files_after

@@ -29,8 +29,8 @@ from windtunnel.cli.sandbox.emulate import emulate
 
 @given(st.integers(1, 80), st.integers(1, 64))
 def test_the_search_finds_the_first_density_that_breaks(breaks_at: int, most: int) -> None:
-    found = search(lambda number: number >= breaks_at, most)
-    assert found == ((most, None) if breaks_at > most else (breaks_at - 1, breaks_at))
+    bounds = search(lambda number: number >= breaks_at, most)
+    assert bounds == ((most, None) if breaks_at > most else (breaks_at - 1, breaks_at))
 
 
 def test_dear_checkpoints_break_earlier_than_cheap_ones() -> None:
@@ -44,15 +44,15 @@ def test_dear_checkpoints_break_earlier_than_cheap_ones() -> None:
 
 
 def test_no_checkpoints_no_overhead() -> None:
-    found = density(EmulationSetting(EmulatedHost(cores=2), load_costs().costs, turns=6), "conversation", 4)
-    assert (found.overhead, found.gate_p99, found.checkpoints) == (0.0, 0.0, 0)
+    load = density(EmulationSetting(EmulatedHost(cores=2), load_costs().costs, turns=6), "conversation", 4)
+    assert (load.overhead, load.gate_p99, load.checkpoints) == (0.0, 0.0, 0)
 
 
 def test_what_a_notice_saves_and_what_nothing_saves() -> None:
     setting = EmulationSetting(EmulatedHost(cores=4), load_costs().costs, turns=12)
     rows = {
-        (one.policy, one.notice): one
-        for one in spot(setting, ["conversation", "semantic"], (0.0, 120.0), 4, trials=3)
+        (row.policy, row.notice): row
+        for row in spot(setting, ["conversation", "semantic"], (0.0, 120.0), 4, trials=3)
     }
     assert rows["conversation", 0.0].turns_lost > rows["semantic", 0.0].turns_lost
     assert rows["conversation", 120.0].turns_lost == 0
@@ -74,24 +74,24 @@ def test_the_command_says_that_it_is_emulated_and_from_what(
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     monkeypatch.setattr("windtunnel.agents.sandbox.twin.questions.MOST", 4)
-    found = command(*SMALL)
-    assert found.exit_code == 0, found.output
+    result = command(*SMALL)
+    assert result.exit_code == 0, result.output
     for word in (
         "Emulated, not measured",
         "shipped profile",
         "semantic",
         "A host goes (emulated)",
     ):
-        assert word in found.output
+        assert word in result.output
 
 
 def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("windtunnel.agents.sandbox.twin.questions.MOST", 4)
     first, second = (command(*SMALL, "--json").stdout for _ in range(2))
     assert first == second
-    found = json.loads(first[first.index("{") :])
-    assert found["emulated"] is True
-    assert {one["policy"] for one in found["densities"]} == set(POLICIES)
+    summary = json.loads(first[first.index("{") :])
+    assert summary["emulated"] is True
+    assert {row["policy"] for row in summary["densities"]} == set(POLICIES)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_bad_input_is_named(arguments: tuple[str, str], word: str) -> None:
-    found = command(*arguments)
-    assert isinstance(found.exception, UserError)
-    assert word in str(found.exception)
+    result = command(*arguments)
+    assert isinstance(result.exception, UserError)
+    assert word in str(result.exception)

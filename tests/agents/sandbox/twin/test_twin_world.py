@@ -63,7 +63,7 @@ def lost(costs: SandboxCosts, policy: PolicyName, session: Session, at: float, n
 
 
 def test_effects_of_a_class_are_decided_as_that_class() -> None:
-    assert [turn(one).turn_class for one in TurnClass] == list(TurnClass)
+    assert [turn(turn_class).turn_class for turn_class in TurnClass] == list(TurnClass)
     assert TurnLoad(0, 0, 0, effects_of(TurnClass.NONE, peeked=True)).turn_class is TurnClass.FULL
 
 
@@ -150,12 +150,12 @@ def test_one_seed_has_one_outcome_and_all_work_is_done(seed: int, count: int, po
     outcomes = [SandboxWorld(machine, costs, policy, played, begin).run() for _ in range(2)]
     assert repr(outcomes[0]) == repr(outcomes[1])
     outcome = outcomes[0]
-    commands = sum(one.run_cpu for session in played for one in session)
+    commands = sum(turn.run_cpu for session in played for turn in session)
     assert outcome.cpu_served >= commands - 1e-6
     if policy == "conversation":
         assert outcome.cpu_served == pytest.approx(commands)
     for session, end in zip(played, outcome.ends, strict=True):
-        assert end >= sum(one.run_wall + one.think for one in session) - 1e-6
+        assert end >= sum(turn.run_wall + turn.think for turn in session) - 1e-6
     kept = [keep for *_, keep in outcome.decided]
     assert len(kept) == sum(len(session) for session in played)
     assert len(outcome.checkpoints) == sum(keep.content > TurnClass.NONE for keep in kept)
@@ -163,19 +163,21 @@ def test_one_seed_has_one_outcome_and_all_work_is_done(seed: int, count: int, po
 
 def test_every_decision_has_a_price(tmp_path: Path) -> None:
     log = events(recorded("agents.sandbox", tmp_path))
-    found = [(seen, answer) for seen, answer, _ in decisions(log)]
-    for seen, answer in found:
-        price = cost(seen, answer)
-        if isinstance(seen, Queued | CheckpointHistory):
+    decided = [(observation, answer) for observation, answer, _ in decisions(log)]
+    for observation, answer in decided:
+        price = cost(observation, answer)
+        if isinstance(observation, Queued | CheckpointHistory):
             assert price == {}
             continue
         assert price["seconds"] >= 0
-        if isinstance(seen, CheckpointRequest):
-            assert cost(seen, POLICIES["full"](seen))["seconds"] >= price["seconds"]
-    (order,) = (pair for pair in found if isinstance(pair[0], Notice))
+        if isinstance(observation, CheckpointRequest):
+            assert cost(observation, POLICIES["full"](observation))["seconds"] >= price["seconds"]
+    (order,) = (pair for pair in decided if isinstance(pair[0], Notice))
     assert cost(*order)["seconds"] > 0
     with pytest.raises(TypeError, match="CheckpointPlan is no answer to Restore"):
-        cost(next(seen for seen, _ in found if isinstance(seen, Restore)), found[0][1])
+        cost(
+            next(observation for observation, _ in decided if isinstance(observation, Restore)), decided[0][1]
+        )
 
 
 def test_generated_turns_have_the_shares_that_are_said() -> None:
