@@ -77,7 +77,7 @@ def test_a_full_disk_leaves_the_old_state(tmp_path, fails, way, step):
     fails(step)
     with pytest.raises(OSError, match="No space"):
         put(way, path, NEW)
-    assert [one.name for one in tmp_path.iterdir()] == ([] if way == "new" else ["file"])
+    assert [file.name for file in tmp_path.iterdir()] == ([] if way == "new" else ["file"])
     assert way == "new" or path.read_bytes() == OLD
 
 
@@ -134,16 +134,16 @@ def test_several_writers_at_once(tmp_path):
     contents = {bytes([65 + number]) * 100_000 for number in range(4)}
     path.write_bytes(next(iter(contents)))
     done = threading.Event()
-    seen = set()
+    contents_read = set()
 
     def look():
         while not done.is_set():
-            seen.add(path.read_bytes())
+            contents_read.add(path.read_bytes())
 
     reader = threading.Thread(target=look)
     writers = [
-        threading.Thread(target=lambda one=one: [atomic.replace(path, one) for _ in range(20)])
-        for one in contents
+        threading.Thread(target=lambda content=content: [atomic.replace(path, content) for _ in range(20)])
+        for content in contents
     ]
     reader.start()
     for writer in writers:
@@ -152,7 +152,7 @@ def test_several_writers_at_once(tmp_path):
         writer.join()
     done.set()
     reader.join()
-    assert seen <= contents
+    assert contents_read <= contents
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -197,8 +197,8 @@ def test_processes_append_whole_lines(tmp_path):
         writer.start()
     for writer in writers:
         writer.join()
-    found = path.read_text().splitlines()
+    whole_lines = path.read_text().splitlines()
     for letter in "abc":
-        own = [line for line in found if line[0] == letter]
+        own = [line for line in whole_lines if line[0] == letter]
         assert own == [f"{letter * 3000}{number}" for number in range(200)]
-    assert len(found) == 600
+    assert len(whole_lines) == 600

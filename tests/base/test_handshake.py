@@ -137,11 +137,11 @@ def test_a_secret_is_kept_where_only_its_owner_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WINDTUNNEL_SECRET", raising=False)
-    made = of_run(tmp_path, None)
+    keys = of_run(tmp_path, None)
     kept = tmp_path / "secret"
-    assert kept.stat().st_mode & 0o777 == 0o600 and made.secret in kept.read_bytes()
-    assert made.secret.decode() not in repr(made)
-    assert of_run(tmp_path, None) == made  # the run's own, when it is taken up again
+    assert kept.stat().st_mode & 0o777 == 0o600 and keys.secret in kept.read_bytes()
+    assert keys.secret.decode() not in repr(keys)
+    assert of_run(tmp_path, None) == keys  # the run's own, when it is taken up again
     monkeypatch.setenv("WINDTUNNEL_SECRET", "of the environment")
     assert of_run(tmp_path, None).secret == b"of the environment" == Keys.read(kept).secret
     given = tmp_path / "given"

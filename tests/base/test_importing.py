@@ -14,9 +14,9 @@ def test_the_collector_is_as_before_and_passes_over_what_was_made(on: bool) -> N
         (gc.enable if on else gc.disable)()
         with uncollected():
             assert not gc.isenabled()
-            made = [[]]
+            container = [[]]
         assert gc.isenabled() == on
-        assert not any(one is made for one in gc.get_objects())
+        assert not any(tracked is container for tracked in gc.get_objects())
     finally:
         gc.unfreeze()
         (gc.enable if before else gc.disable)()

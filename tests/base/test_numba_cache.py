@@ -40,5 +40,5 @@ def test_old_states_are_thrown_away_and_other_installations_left_alone(tmp_path:
         (package / "kernel.py").write_text("x" * number)
         caches.append(cache_of(package, folder))
         os.utime(caches[-1], ns=(number, number))
-    assert [one.exists() for one in caches] == [False] * 3 + [True] * KEPT
+    assert [cache.exists() for cache in caches] == [False] * 3 + [True] * KEPT
     assert foreign.exists()

@@ -27,9 +27,9 @@ def test_where_things_lie(monkeypatch, given, home, data, cache):
     assert paths.profiles() == Path(home) / "profiles"
 
 
-@pytest.mark.parametrize(("user", "found"), [(0, "/var/lib/windtunnel"), (1000, DATA)])
-def test_what_a_host_shares(monkeypatch, user, found):
+@pytest.mark.parametrize(("user", "folder"), [(0, "/var/lib/windtunnel"), (1000, DATA)])
+def test_what_a_host_shares(monkeypatch, user, folder):
     monkeypatch.setenv("HOME", "/u")
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setattr("os.geteuid", lambda: user)
-    assert paths.of_host() == Path(found)
+    assert paths.of_host() == Path(folder)

@@ -44,7 +44,7 @@ class Thing:
     either: int | str = 0
     free: Any = None
     turns: tuple[Point | Empty, ...] = ()
-    made: int = field(default=7, init=False, compare=False)
+    derived: int = field(default=7, init=False, compare=False)
 
 
 TEXT = st.text(max_size=12)

@@ -63,11 +63,11 @@ def test_two_hosts_of_a_ca_talk_and_a_listener_learns_nothing(
     address: str, host: Issued, authority: Authority
 ) -> None:
     other = replace(KEYS, tls=authority.issue("other").load())
-    heard = bytearray()
+    overheard = bytearray()
     data = MARK + os.urandom(3 << 20)
-    with between(address, lambda client, server: relay(client, server, heard)) as through:
+    with between(address, lambda client, server: relay(client, server, overheard)) as through:
         assert said_back(through, other, data) == data
-    assert len(heard) > 2 * len(data) and MARK not in heard and b'"op"' not in heard
+    assert len(overheard) > 2 * len(data) and MARK not in overheard and b'"op"' not in overheard
 
 
 def test_one_thread_sends_while_another_receives(address: str, host: Issued) -> None:
@@ -140,21 +140,21 @@ def test_a_certificate_of_the_ca_is_not_enough_in_the_middle(
 ) -> None:
     """He ends both sides' TLS with a certificate that both take, and passes on all that they say."""
     own = authority.issue("middle").load()
-    heard = bytearray()
+    overheard = bytearray()
 
     def meddle(client: socket.socket, server: socket.socket) -> None:
         there = own.connected(server, 10.0)
         back = own.accepted(client)
         back.settimeout(10.0)
         back.do_handshake()
-        relay(back, there, heard)
+        relay(back, there, overheard)
 
     with (
         between(address, meddle) as through,
         pytest.raises(handshake.HandshakeRefused, match="does not know the job's secret"),
     ):
         said_back(through, replace(KEYS, tls=host.load()), MARK)
-    assert heard and MARK not in heard
+    assert overheard and MARK not in overheard
 
 
 def test_a_stranger_who_is_silent_or_slow_has_his_time_in_all(
@@ -173,11 +173,11 @@ def test_a_stranger_who_is_silent_or_slow_has_his_time_in_all(
 
 
 def test_files_that_will_not_do_are_named_at_once(authority: Authority, host: Issued, tmp_path: Path) -> None:
-    def told(issued: Issued, *, verify: bool = False) -> str:
+    def fault(issued: Issued, *, verify: bool = False) -> str:
         with pytest.raises(UserError) as caught:
-            found = issued.load()
+            credentials = issued.load()
             if verify:
-                found.verify()
+                credentials.verify()
         return str(caught.value)
 
     host.load().verify()
@@ -185,19 +185,20 @@ def test_files_that_will_not_do_are_named_at_once(authority: Authority, host: Is
     for at, option in enumerate(tls.OPTIONS):
         paths = [tmp_path / "none" if at == which else Path(path) for which, path in enumerate(host.paths)]
         assert (
-            told(Issued(*paths)) == f"{option} {tmp_path}/none: it cannot be read (No such file or directory)"
+            fault(Issued(*paths))
+            == f"{option} {tmp_path}/none: it cannot be read (No such file or directory)"
         )
-    assert "is not the key of --tls-cert" in told(replace(host, key=other.key))
-    assert "there is no certificate in it" in told(replace(host, ca=host.key))
-    assert "no certificate and key that can be read" in told(replace(host, key=host.cert_as_key(tmp_path)))
-    assert "certificate has expired" in told(authority.expired("past"), verify=True)
+    assert "is not the key of --tls-cert" in fault(replace(host, key=other.key))
+    assert "there is no certificate in it" in fault(replace(host, ca=host.key))
+    assert "no certificate and key that can be read" in fault(replace(host, key=host.cert_as_key(tmp_path)))
+    assert "certificate has expired" in fault(authority.expired("past"), verify=True)
     stranger = Authority(tmp_path / "theirs")
-    assert "does not hold against" in told(replace(host, ca=stranger.ca), verify=True)
-    assert "needs a password" in told(replace(host, key=host.locked(tmp_path)))
+    assert "does not hold against" in fault(replace(host, ca=stranger.ca), verify=True)
+    assert "needs a password" in fault(replace(host, key=host.locked(tmp_path)))
     loose = tmp_path / "loose.key"
     loose.write_bytes(host.key.read_bytes())
     loose.chmod(0o644)
-    assert "others may read or write the key (mode 0644)" in told(replace(host, key=loose))
+    assert "others may read or write the key (mode 0644)" in fault(replace(host, key=loose))
     assert tls.certificate_files(None, None, None) == ()
     with pytest.raises(UserError, match=r"--tls-key FILE is missing: .* together, or none"):
         tls.certificate_files(host.cert, None, host.ca)

@@ -90,7 +90,7 @@ def test_amounts() -> None:
 
 
 def test_places_and_the_largest_unit() -> None:
-    assert [units.size(one, places=1, largest="GiB") for one in (1023, 1536, 2**43)] == [
+    assert [units.size(size, places=1, largest="GiB") for size in (1023, 1536, 2**43)] == [
         "1,023 B",
         "1.5 KiB",
         "8,192.0 GiB",

@@ -26,11 +26,11 @@ def test_the_users_own_goes_before_the_shipped(tmp_path: Path, monkeypatch: pyte
 def test_what_is_saved_is_read(tmp_path: Path, rows: list[Any] | None) -> None:
     path = tmp_path / "deep" / "p.json"
     profiles.save(path, 3, {"a": {"b": 1.5}}, None if rows is None else ("rows", rows))
-    found = profiles.read(path, "a thing", 3, lambda content: content)
-    assert found == {"version": 3, "a": {"b": 1.5}} | ({} if rows is None else {"rows": rows})
+    saved = profiles.read(path, "a thing", 3, lambda content: content)
+    assert saved == {"version": 3, "a": {"b": 1.5}} | ({} if rows is None else {"rows": rows})
     if rows:
         assert '["mm",1],\n["add",2]' in path.read_text()  # one a line, so that a difference can be read
-    assert [one.name for one in path.parent.iterdir()] == ["p.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["p.json"]
 
 
 def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:

@@ -49,11 +49,11 @@ def test_what_ifs_behind_commas() -> None:
 
 
 def test_a_cpu_is_measured_and_its_memory_shared() -> None:
-    one, four = load_cluster("cpu:1x1").host.device, load_cluster("cpu:2x4").host.device
-    assert one.kind == "cpu"
-    assert four.memory_bytes == one.memory_bytes / 4
-    assert "measured" in one.sources["memory_bandwidth"]
-    assert one.peak("float32") > 0 and one.peak("int8") == one.peak("float32")
+    whole, quarter = load_cluster("cpu:1x1").host.device, load_cluster("cpu:2x4").host.device
+    assert whole.kind == "cpu"
+    assert quarter.memory_bytes == whole.memory_bytes / 4
+    assert "measured" in whole.sources["memory_bandwidth"]
+    assert whole.peak("float32") > 0 and whole.peak("int8") == whole.peak("float32")
 
 
 def test_a_file_overrides_its_base(tmp_path: Path) -> None:

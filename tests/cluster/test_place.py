@@ -118,17 +118,17 @@ def test_torus_distance_is_the_shortest_path(dims: list[int], data: st.DataObjec
     points = [coordinates(host, dims) for host in range(_product(dims))]
     assert points == list(itertools.product(*map(range, dims)))
     start = data.draw(st.sampled_from(points))
-    found = {start: 0}
+    distances = {start: 0}
     queue = deque([start])
     while queue:
         point = queue.popleft()
         for axis, size in enumerate(dims):
             for step in (1, -1):
                 near = (*point[:axis], (point[axis] + step) % size, *point[axis + 1 :])
-                if near not in found:
-                    found[near] = found[point] + 1
+                if near not in distances:
+                    distances[near] = distances[point] + 1
                     queue.append(near)
-    assert {point: torus_distance(start, point, dims) for point in points} == found
+    assert {point: torus_distance(start, point, dims) for point in points} == distances
 
 
 def _product(dims: list[int]) -> int:

@@ -133,7 +133,7 @@ class Wire:
         if queue.kind == "fifo" and self.serving is not None:
             held, size = held + 1, size + self.serving.size
         if queue.kind == "fq_codel":
-            held, size = sum(len(one.queue) for one in self.bands), sum(one.bytes for one in self.bands)
+            held, size = sum(len(band.queue) for band in self.bands), sum(band.bytes for band in self.bands)
         full = held >= queue.packets or size + packet.size > queue.bytes
         marks = queue.kind in ("fifo", "priority", "drr") and 0 < queue.mark_at <= held
         if full and queue.kind != "fq_codel":
@@ -147,7 +147,7 @@ class Wire:
             band.deficit = band.quantum
             (self.new if queue.kind == "fq_codel" else self.old).append(number)
         if full:
-            longest = max(range(len(self.bands)), key=lambda one: (self.bands[one].bytes, -one))
+            longest = max(range(len(self.bands)), key=lambda index: (self.bands[index].bytes, -index))
             self.drop(self.bands[longest].queue.popleft())
 
     def late(self, band: Band, packet: Packet) -> bool:
@@ -227,10 +227,10 @@ class Wire:
                 turn.popleft()
                 self.old.append(number)
                 continue
-            found = self.codel(band)
-            if found is not None:
-                band.deficit -= found.size
-                return found
+            chosen = self.codel(band)
+            if chosen is not None:
+                band.deficit -= chosen.size
+                return chosen
             was_new = turn is self.new
             turn.popleft()
             if was_new:
@@ -566,8 +566,8 @@ class World:
         self.links[link].per_byte = SECOND / rate
 
     def set_cap(self, flow: int, window: float, rate: float | None) -> None:
-        one = self.flows[flow]
-        one.cap, one.cap_gap = window, 0.0 if rate is None else one.spec.packet * SECOND / rate
+        state = self.flows[flow]
+        state.cap, state.cap_gap = window, 0.0 if rate is None else state.spec.packet * SECOND / rate
 
     def draw_order(self) -> int:
         self.orders += 1
@@ -603,8 +603,8 @@ class World:
                 for branch in place.branches
             ]
             self.flows[packet.flow].copies += len(routes) - 1
-            for one in [packet.copy(route) for route in routes]:
-                self.place(one)
+            for copy in [packet.copy(route) for route in routes]:
+                self.place(copy)
         elif isinstance(place, At):
             verdict = self.consult(place.node, place.port, packet)
             if verdict[0] == CONSUME:
@@ -613,15 +613,15 @@ class World:
             else:
                 assert verdict[0] == FORWARD
                 self.place(packet)
-            for one in verdict[1]:
-                self.place(one)
+            for emitted in verdict[1]:
+                self.place(emitted)
         else:
             self.links[place].offer(packet)
 
     def consult(self, number: int, port: int, packet: Packet | None) -> tuple[int, list[Packet]]:
         verdict, packets = self.nodes[number](self, port, packet)
-        for one in packets:
-            self.flows[one.flow].sent += 1
+        for emitted in packets:
+            self.flows[emitted.flow].sent += 1
         if self.wakes[number] < BIG:
             self.wakes[number] = max(self.wakes[number], self.now + 1)
         return verdict, packets
@@ -643,8 +643,8 @@ class World:
                     self.flows[who].fire()
                 else:
                     self.wakes[who - len(self.flows)] = BIG
-                    for one in self.consult(who - len(self.flows), WAKE, None)[1]:
-                        self.place(one)
+                    for emitted in self.consult(who - len(self.flows), WAKE, None)[1]:
+                        self.place(emitted)
             else:
                 break
         self.now = end

@@ -27,19 +27,19 @@ def play(capacity: float, users: Sequence[User]) -> tuple[list[float | None], Sh
     """When each user of one resource ends, with at most one unit a second; None: it was killed."""
     env = Environment()
     shared = SharedResource(env, capacity, 1.0)
-    found: list[float | None] = [None] * len(users)
+    ends: list[float | None] = [None] * len(users)
 
     def use(place: int, user: User) -> ProcessGenerator:
         yield env.timeout(user.start)
         yield shared.use(user.units)
-        found[place] = env.now
+        ends[place] = env.now
 
     for place, user in enumerate(users):
         process = env.process(use(place, user))
         if user.gone is not None:
             at(env, user.gone, lambda process=process: kill(process))
     env.run()
-    return found, shared
+    return ends, shared
 
 
 def exact(capacity: float, users: Sequence[User]) -> list[Fraction | None]:
@@ -47,7 +47,7 @@ def exact(capacity: float, users: Sequence[User]) -> list[Fraction | None]:
     rest = {place: Fraction(user.units) for place, user in enumerate(users)}
     start = [Fraction(user.start) for user in users]
     gone = [None if user.gone is None else Fraction(user.gone) for user in users]
-    found: list[Fraction | None] = [None] * len(users)
+    ends: list[Fraction | None] = [None] * len(users)
     now = Fraction(0)
     while rest:
         for place in [place for place in rest if gone[place] is not None and gone[place] <= now]:
@@ -55,7 +55,7 @@ def exact(capacity: float, users: Sequence[User]) -> list[Fraction | None]:
         here = [place for place in rest if start[place] <= now]
         for place in here:
             if rest[place] <= 0:
-                found[place] = now
+                ends[place] = now
                 del rest[place]
         here = [place for place in here if place in rest]
         rate = min(Fraction(1), Fraction(capacity) / len(here)) if here else Fraction(0)
@@ -67,7 +67,7 @@ def exact(capacity: float, users: Sequence[User]) -> list[Fraction | None]:
         for place in here:
             rest[place] -= rate * min(steps)
         now += min(steps)
-    return found
+    return ends
 
 
 def test_one_user_gets_no_more_than_its_most() -> None:
@@ -88,8 +88,8 @@ def test_nothing_to_receive_takes_no_time() -> None:
 
 
 def test_who_is_killed_leaves_its_share_to_the_others() -> None:
-    found, shared = play(1.0, [User(0.0, 4.0), User(0.0, 4.0, gone=2.0)])
-    assert found == [5.0, None]
+    ends, shared = play(1.0, [User(0.0, 4.0), User(0.0, 4.0, gone=2.0)])
+    assert ends == [5.0, None]
     assert shared.served == 5.0
 
 
@@ -105,8 +105,8 @@ KILLED = st.lists(
 
 @given(KILLED, st.sampled_from([0.5, 1.0, 2.5, 7.0]))
 def test_ends_are_those_of_the_oracle(users: list[User], capacity: float) -> None:
-    found, _ = play(capacity, users)
-    for end, right in zip(found, exact(capacity, users), strict=True):
+    ends, _ = play(capacity, users)
+    for end, right in zip(ends, exact(capacity, users), strict=True):
         assert (end is None) == (right is None)
         if end is not None and right is not None:
             assert end == pytest.approx(float(right), abs=1e-9)
@@ -114,9 +114,9 @@ def test_ends_are_those_of_the_oracle(users: list[User], capacity: float) -> Non
 
 @given(USERS, st.floats(0.5, 8))
 def test_what_is_asked_for_is_what_is_handed_out(users: list[User], capacity: float) -> None:
-    found, shared = play(capacity, users)
+    ends, shared = play(capacity, users)
     assert shared.served == pytest.approx(sum(user.units for user in users), rel=1e-6, abs=1e-6)
-    for end, user in zip(found, users, strict=True):
+    for end, user in zip(ends, users, strict=True):
         assert end is not None
         assert end >= user.start + user.units - 1e-6
 
@@ -196,17 +196,17 @@ def test_who_is_interrupted_may_go_and_come_again() -> None:
 
 
 def test_what_happens_at_the_end_happens() -> None:
-    env, seen = Environment(), []
+    env, instants = Environment(), []
     for time in (1.0, 2.0, 3.0):
-        at(env, time, lambda: seen.append(env.now))
+        at(env, time, lambda: instants.append(env.now))
     run_through(env, 2.0)
-    assert seen == [1.0, 2.0]
+    assert instants == [1.0, 2.0]
     run_through(env, float("inf"))
-    assert seen == [1.0, 2.0, 3.0]
+    assert instants == [1.0, 2.0, 3.0]
 
 
 def test_a_time_that_is_past_is_now() -> None:
-    env, seen = Environment(5.0), []
-    at(env, 1.0, lambda: seen.append(env.now))
+    env, instants = Environment(5.0), []
+    at(env, 1.0, lambda: instants.append(env.now))
     env.run()
-    assert seen == [5.0]
+    assert instants == [5.0]

@@ -49,8 +49,8 @@ def exact(capacities: list[int], flows: Mapping[int, Flow]) -> dict[int, Fractio
     return rates
 
 
-def close(found: float, truth: Fraction | float, scale: float = 1.0) -> bool:
-    return abs(found - float(truth)) <= 1e-8 * max(scale, abs(float(truth)))
+def close(figure: float, truth: Fraction | float, scale: float = 1.0) -> bool:
+    return abs(figure - float(truth)) <= 1e-8 * max(scale, abs(float(truth)))
 
 
 LINKS = 6
@@ -98,26 +98,26 @@ def test_rates_are_exact_after_whatever_comes_goes_and_changes(
             cap = inf if new.cap is None else float(new.cap)
             world.change(old, weight=new.weight, cap=cap, priority=new.priority)
             here[old] = Flow(here[old].size, here[old].links, new.weight, new.cap, new.priority)
-        truth, found = exact(capacities, here), world.rates()
-        assert found.keys() == truth.keys()
-        assert all(close(found[flow], truth[flow]) for flow in truth), (found, truth)
+        truth, rates = exact(capacities, here), world.rates()
+        assert rates.keys() == truth.keys()
+        assert all(close(rates[flow], truth[flow]) for flow in truth), (rates, truth)
         loads = world.loads()
         assert np.all(loads <= np.array(capacities) * (1 + 1e-8))
         for flow in here:  # a full link on which none of its class has a higher level, or its cap
             bottleneck = world.bottleneck(flow)
             if bottleneck is None:
-                assert close(found[flow], here[flow].cap or 0)
+                assert close(rates[flow], here[flow].cap or 0)
                 continue
             assert close(loads[bottleneck], capacities[bottleneck])
-            level = found[flow] / here[flow].weight
-            for other, one in here.items():
-                if bottleneck in one.links and one.priority == here[flow].priority:
-                    assert found[other] / one.weight <= level + 1e-7
-                if bottleneck in one.links and one.priority > here[flow].priority:
-                    assert close(found[other], 0)
-    found = world.rates()
+            level = rates[flow] / here[flow].weight
+            for other, rival in here.items():
+                if bottleneck in rival.links and rival.priority == here[flow].priority:
+                    assert rates[other] / rival.weight <= level + 1e-7
+                if bottleneck in rival.links and rival.priority > here[flow].priority:
+                    assert close(rates[other], 0)
+    rates = world.rates()
     world.solve()
-    assert all(close(rate, found[flow]) for flow, rate in world.rates().items())
+    assert all(close(rate, rates[flow]) for flow, rate in world.rates().items())
 
 
 @settings(max_examples=60, deadline=None)
@@ -143,9 +143,9 @@ def test_all_bytes_arrive_and_every_end_is_when_the_rates_say(
             ends[number] = now
             del moving[number]
     assert world.next_completion() == pytest.approx(float(min(ends.values())), rel=1e-9)
-    found, times = world.run()
-    assert sorted(found) == sorted(ends)
-    assert all(close(time, ends[flow]) for flow, time in zip(found, times, strict=True))
+    completed, times = world.run()
+    assert sorted(completed) == sorted(ends)
+    assert all(close(time, ends[flow]) for flow, time in zip(completed, times, strict=True))
     sums = [sum(flow.size * flow.links.get(link, 0) for flow in flows) for link in range(LINKS)]
     assert world.carried() == pytest.approx(sums, rel=1e-12)
     assert world.advance() == []
@@ -176,10 +176,10 @@ def test_a_lower_priority_takes_nothing_from_a_higher(
     capacities: list[int], high: list[Flow], low: list[Flow]
 ) -> None:
     world = World(capacities)
-    numbers = [begin(world, Flow(one.size, one.links, one.weight, one.cap, 0)) for one in high]
+    numbers = [begin(world, Flow(flow.size, flow.links, flow.weight, flow.cap, 0)) for flow in high]
     alone = [world.rate(number) for number in numbers]
-    for one in low:
-        begin(world, Flow(one.size, one.links, one.weight, one.cap, 1 + one.priority))
+    for flow in low:
+        begin(world, Flow(flow.size, flow.links, flow.weight, flow.cap, 1 + flow.priority))
     assert all(close(world.rate(number), rate) for number, rate in zip(numbers, alone, strict=True))
 
 
@@ -216,8 +216,8 @@ def test_the_same_calls_give_the_same_bits() -> None:
         world = World([100.0] * 30)
         for _ in range(200):
             world.start(float(rng.integers(1, 9)), rng.choice(30, 3, replace=False).tolist())
-        found, times = world.run()
-        return found, times.tobytes()
+        completed, times = world.run()
+        return completed, times.tobytes()
 
     assert run() == run()
 
@@ -245,10 +245,10 @@ def test_a_cap_over_several_flows_is_a_link_of_their_own() -> None:
     (entity,) = world.add_links([30.0])
     held = [world.start(1e3, [link, entity]) for link in (0, 1)]
     free = [world.start(1e3, [link]) for link in (0, 1)]
-    assert [world.rate(one) for one in held + free] == [15.0, 15.0, 85.0, 85.0]
+    assert [world.rate(flow) for flow in held + free] == [15.0, 15.0, 85.0, 85.0]
     world.set_capacity(entity, 0.0)
-    assert [world.rate(one) for one in held + free] == [0.0, 0.0, 100.0, 100.0]
-    assert [world.bottleneck(one) for one in held] == [entity, entity]
+    assert [world.rate(flow) for flow in held + free] == [0.0, 0.0, 100.0, 100.0]
+    assert [world.bottleneck(flow) for flow in held] == [entity, entity]
 
 
 def test_figures_out_of_range_are_refused_with_what_is_accepted() -> None:

@@ -24,8 +24,8 @@ QUEUES = ("fifo", "priority", "drr", "codel", "fq_codel")
 
 
 def compare(engine: Simulation, truth: World) -> None:
-    told = [tuple(int(value) for value in entry) for entry in engine.log.tolist()]
-    assert told == truth.log
+    entries = [tuple(int(value) for value in entry) for entry in engine.log.tolist()]
+    assert entries == truth.log
     for name in FLOW_FIELDS:
         assert engine.flows[name].tolist() == [getattr(flow, name) for flow in truth.flows], name
     for name in LINK_FIELDS:
@@ -53,43 +53,43 @@ def scenario(seed: int) -> tuple[list[PacketLink], list[Flow], np.random.Generat
     """Some links with queues that overflow, and flows of all kinds on any way through them."""
     rng = np.random.default_rng(seed)
 
-    def one(*options: Any) -> Any:
+    def choice(*options: Any) -> Any:
         return options[rng.integers(len(options))]
 
     links = []
     for _ in range(rng.integers(2, 5)):
         queue = Queue(
-            one(*QUEUES), packets=int(rng.integers(1, 40)), bytes=one(2**60, 2**60, 9000),
-            mark_at=one(0, 3, 8), bands=int(rng.integers(1, 5)), quantum=one(300, 1514),
-            target=one(1e-4, 2e-3), interval=one(1e-3, 1e-2),
+            choice(*QUEUES), packets=int(rng.integers(1, 40)), bytes=choice(2**60, 2**60, 9000),
+            mark_at=choice(0, 3, 8), bands=int(rng.integers(1, 5)), quantum=choice(300, 1514),
+            target=choice(1e-4, 2e-3), interval=choice(1e-3, 1e-2),
         )  # fmt: skip
-        links.append(PacketLink(one(1e6, 3e6, 1.25e7), one(0.0, 1e-4, 2e-3), queue, one(0, 0, 0.02)))
+        links.append(PacketLink(choice(1e6, 3e6, 1.25e7), choice(0.0, 1e-4, 2e-3), queue, choice(0, 0, 0.02)))
 
     def places() -> list[Any]:
         return rng.integers(0, len(links), rng.integers(1, 4)).tolist()
 
     flows = []
     for _ in range(rng.integers(1, 7)):
-        sender = one("reno", "cubic", "dctcp", "vegas", "bbr", "udp")
+        sender = choice("reno", "cubic", "dctcp", "vegas", "bbr", "udp")
         route, back = places(), places()
         if sender == "udp":
             back = []
-            if one(True, False):
+            if choice(True, False):
                 route += [Fork([places(), [*places(), Fork([places(), places()])], places()])]
         flows.append(
             Flow(
                 route,
                 back,
                 sender,
-                size=one(None, None, 100, 20_000, 150_000),
-                start=one(0.0, 0.0, 1e-3, 7e-3),
-                rate=one(4e5, 2e6) if sender == "udp" else one(None, None, None, 5e5),
-                window=one(None, None, None, 1, 7.5),
-                ecn=one(True, False),
+                size=choice(None, None, 100, 20_000, 150_000),
+                start=choice(0.0, 0.0, 1e-3, 7e-3),
+                rate=choice(4e5, 2e6) if sender == "udp" else choice(None, None, None, 5e5),
+                window=choice(None, None, None, 1, 7.5),
+                ecn=choice(True, False),
                 band=int(rng.integers(4)),
-                packet=one(1500, 500),
-                ack=one(64, 40),
-                min_rto=one(1e-3, 1e-2),
+                packet=choice(1500, 500),
+                ack=choice(64, 40),
+                min_rto=choice(1e-3, 1e-2),
             )
         )
     return links, flows, rng
@@ -230,22 +230,22 @@ def test_a_node_consumes_forwards_sends_and_wakes() -> None:
     state["hop"] = engine.route(out)
     engine.wake(0, 1e-3)
 
-    heard, sums, wakes = [0] * 64, [0] * 64, [0]
+    counts, sums, wakes = [0] * 64, [0] * 64, [0]
 
     def plain(world: World, port: int, packet: Any) -> tuple[int, list[Packet]]:
-        def told(number: int) -> Packet:
+        def reply(number: int) -> Packet:
             return Packet(flow=WORKERS, size=200, number=number, tag=7, route=list(out))
 
         if packet is None:
             wakes[0] += 1
             if wakes[0] < 5:
                 world.wakes[0] = world.now + 10**8
-            return layout.CONSUME, [told(-wakes[0])]
+            return layout.CONSUME, [reply(-wakes[0])]
         if packet.number >= 64:
             return layout.FORWARD, []
-        heard[packet.number] += 1
+        counts[packet.number] += 1
         sums[packet.number] += port * 100 + packet.number
-        return layout.CONSUME, [told(sums[packet.number])] if heard[packet.number] == WORKERS else []
+        return layout.CONSUME, [reply(sums[packet.number])] if counts[packet.number] == WORKERS else []
 
     truth = World(links, flows, nodes=[plain])
     truth.wakes[0] = 10**9
@@ -253,8 +253,8 @@ def test_a_node_consumes_forwards_sends_and_wakes() -> None:
     truth.run(0.1)
     compare(engine, truth)
     assert wakes == [5] and engine.flows["copies"][WORKERS] == 64 + 5
-    told = engine.log[(engine.log["flow"] == WORKERS) & (engine.log["number"] > 0)]["number"]
-    assert sorted(told) == sorted([300 + 3 * number for number in range(64)] * 2)
+    numbers = engine.log[(engine.log["flow"] == WORKERS) & (engine.log["number"] > 0)]["number"]
+    assert sorted(numbers) == sorted([300 + 3 * number for number in range(64)] * 2)
 
 
 def test_what_a_node_must_not_do_ends_the_run() -> None:

@@ -76,11 +76,11 @@ def assert_standing(case: ReplayJob, stalled: Stalled, ready: list[list], end: l
     pending: dict[int, set[tuple[int, int]]] = {}
     for r, p in enumerate(case.rank_program):
         nodes = case.programs[p]
-        seen = set()
+        queues = set()
         for i in range(len(nodes)):
             q = int(nodes.queue[i])
-            if end[r][i] is None and q not in seen:
-                seen.add(q)
+            if end[r][i] is None and q not in queues:
+                queues.add(q)
                 join = -1
                 if ready[r][i] is not None:
                     join = int(case.rank_join[case.rank_join_ptr[r] + nodes.join[i]])

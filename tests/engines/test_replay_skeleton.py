@@ -17,26 +17,29 @@ COPIES = 4
 def tiled(job: ReplayJob, rng: np.random.Generator) -> ReplayJob:
     """The job's step several times in a row; some nodes also wait for one of the step before."""
     programs = []
-    for one in job.programs:
-        n, joins = len(one), int(one.join.max(initial=-1)) + 1
+    for program in job.programs:
+        n, joins = len(program), int(program.join.max(initial=-1)) + 1
         extra = {int(node): int(rng.integers(n)) for node in rng.permutation(n)[: n // 4]}
         deps, counts = [], []
         for copy in range(COPIES):
             for node in range(n):
-                own = [d + copy * n for d in one.dep[one.dep_ptr[node] : one.dep_ptr[node + 1]].tolist()]
+                own = [
+                    d + copy * n
+                    for d in program.dep[program.dep_ptr[node] : program.dep_ptr[node + 1]].tolist()
+                ]
                 own += [extra[node] + (copy - 1) * n] if copy and node in extra else []
                 deps += own
                 counts.append(len(own))
         shift = np.repeat(np.arange(COPIES), n)
         programs.append(
             Program(
-                np.tile(one.queue, COPIES),
-                np.tile(one.duration, COPIES),
-                np.tile(one.issue, COPIES),
+                np.tile(program.queue, COPIES),
+                np.tile(program.duration, COPIES),
+                np.tile(program.issue, COPIES),
                 np.cumsum([0, *counts]).astype(np.int32),
                 np.array(deps, np.int32),
                 np.where(
-                    np.tile(one.join, COPIES) >= 0, np.tile(one.join, COPIES) + shift * joins, -1
+                    np.tile(program.join, COPIES) >= 0, np.tile(program.join, COPIES) + shift * joins, -1
                 ).astype(np.int32),
             )
         )
@@ -55,34 +58,36 @@ def tiled(job: ReplayJob, rng: np.random.Generator) -> ReplayJob:
 def test_the_times_are_those_of_the_replay(seed: int, ranks: int, joins: int) -> None:
     rng = np.random.default_rng(seed)
     job = tiled(random_job(seed, ranks, joins), rng)
-    made = skeleton(job, COPIES)
+    reduced = skeleton(job, COPIES)
     count = len(job.join_size) // COPIES
     lasting = rng.exponential(1.0, count) * 10.0 ** rng.integers(-3, 2)
     job.join_duration[:] = np.tile(lasting, COPIES)
     result = replay(job)
-    times = made.times({join + (COPIES - 1) * count: float(lasting[join]) for join in range(count)}, COPIES)
+    times = reduced.times(
+        {join + (COPIES - 1) * count: float(lasting[join]) for join in range(count)}, COPIES
+    )
     for rank in range(job.ranks):
         ends = result.of(rank)[1].reshape(COPIES, -1)
         if ends.shape[1]:
-            seen = np.maximum.accumulate(ends.max(axis=1))
-            found = [step[made.ends[rank]] for step in times]
-            np.testing.assert_allclose(found, seen, rtol=1e-9, atol=1e-12)
+            expected = np.maximum.accumulate(ends.max(axis=1))
+            times_of_rank = [step[reduced.ends[rank]] for step in times]
+            np.testing.assert_allclose(times_of_rank, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_who_receives_does_not_hold_back_who_sends() -> None:
     """Two ranks send to each other before they receive: only without a meeting does that end."""
     queue = np.array([1, 2], np.int32)
-    one = Program(
+    program = Program(
         queue, np.zeros(2), np.zeros(2), np.array([0, 0, 1], np.int32), np.array([0], np.int32),
         np.array([0, 1], np.int32),
     )  # fmt: skip
     whole = np.ones(2)
     job = ReplayJob(
-        [one], np.zeros(2, np.int32), whole, whole, np.array([0, 2, 4]), np.array([0, 1, 1, 0]),
+        [program], np.zeros(2, np.int32), whole, whole, np.array([0, 2, 4]), np.array([0, 1, 1, 0]),
         np.full(2, 2, np.int32), whole,
     )  # fmt: skip
     with pytest.raises(ValueError, match="in a circle"):
         skeleton(job, 1, barrier=True)
-    made = skeleton(job, 1, barrier=True, receives={(0, 1), (1, 1)})
-    ends = [max(step[mark] for mark in made.ends) for step in made.times({0: 3.0, 1: 5.0}, 3)]
+    reduced = skeleton(job, 1, barrier=True, receives={(0, 1), (1, 1)})
+    ends = [max(step[mark] for mark in reduced.ends) for step in reduced.times({0: 3.0, 1: 5.0}, 3)]
     assert ends == [5.0, 10.0, 15.0]

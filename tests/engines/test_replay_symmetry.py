@@ -23,12 +23,12 @@ def colours_by_force(key: list[int], slots: list[list[int]], group_key: list[int
         for r, row in enumerate(slots):
             for slot, g in enumerate(row):
                 groups.setdefault(g, []).append((colours[r], slot))
-        seen: dict[object, int] = {}
+        numbers: dict[object, int] = {}
         finer = []
         for r, row in enumerate(slots):
             signature = (colours[r], tuple((group_key[g], tuple(sorted(groups[g]))) for g in row))
-            finer.append(seen.setdefault(signature, len(seen)))
-        if len(seen) == len(set(colours)):
+            finer.append(numbers.setdefault(signature, len(numbers)))
+        if len(numbers) == len(set(colours)):
             return finer
         colours = finer
 
@@ -40,8 +40,8 @@ def test_colour_is_the_coarsest_equitable_partition(seed: int, ranks: int, group
     key = rng.integers(0, keys, ranks).tolist()
     slots = [rng.integers(0, groups, int(rng.integers(0, 4))).tolist() for _ in range(ranks)]
     group_key = rng.integers(0, 2, groups).tolist()
-    found = colour(np.array(key), *csr(slots), np.array(group_key))
-    assert found.tolist() == colours_by_force(key, slots, group_key)
+    colours = colour(np.array(key), *csr(slots), np.array(group_key))
+    assert colours.tolist() == colours_by_force(key, slots, group_key)
 
 
 def test_colour_of_a_path_and_of_a_ring() -> None:

@@ -35,15 +35,15 @@ def run_by_torchrun(script: Path, world: int, *flags: str) -> subprocess.Complet
 def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
     """What a run printed, after checking that it ended well."""
     assert done.returncode == 0, done.stderr[-4000:]
-    return [float(found) for found in LOSS.findall(done.stdout)]
+    return [float(loss) for loss in LOSS.findall(done.stdout)]
 
 
 def losses_by_layout(script: str, world: int, layouts: list[str]) -> dict[str, list[float]]:
     """Losses of each command line of an example, all from the same initial weights."""
     done = run(HERE / "layouts.py", world, script, *layouts)
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, list[float]] = {}
+    by_layout: dict[str, list[float]] = {}
     for part in done.stdout.split("layout ")[1:]:
         layout, _, printed = part.partition("\n")
-        found[layout] = [float(loss) for loss in LOSS.findall(printed)]
-    return found
+        by_layout[layout] = [float(loss) for loss in LOSS.findall(printed)]
+    return by_layout

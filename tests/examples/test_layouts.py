@@ -70,9 +70,9 @@ def test_experts_train_alike_on_one_rank_and_on_several() -> None:
     assert truth[-1] < truth[0] - 0.2
     several = losses_by_layout("train_moe", 4, [f"{flags} 1 {layout}" for layout in MOE])
     assert len(several) == len(MOE)
-    for layout, found in several.items():
+    for layout, series in several.items():
         # the balance loss is a product of means over a rank's own batch, so not quite the same
-        assert found == pytest.approx(truth, abs=5e-3), layout
+        assert series == pytest.approx(truth, abs=5e-3), layout
 
 
 @pytest.mark.conformance
@@ -80,6 +80,6 @@ def test_experts_train_alike_on_one_rank_and_on_several() -> None:
 def test_tables_train_alike_on_one_rank_and_on_several() -> None:
     flags = "--dtype fp32 --steps 4 --batch"
     (truth,) = losses_by_layout("train_dlrm", 1, [f"{flags} 128"]).values()
-    (found,) = losses_by_layout("train_dlrm", 2, [f"{flags} 64"]).values()
+    (series,) = losses_by_layout("train_dlrm", 2, [f"{flags} 64"]).values()
     assert len(truth) == 4
-    assert found == pytest.approx(truth, abs=2e-4)
+    assert series == pytest.approx(truth, abs=2e-4)

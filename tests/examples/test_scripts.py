@@ -32,9 +32,9 @@ def test_torchrun_starts_an_example() -> None:
     check(losses(run_by_torchrun(EXAMPLES / script, 2, *SCRIPTS[script])), script)
 
 
-def check(found: list[float], script: str) -> None:
-    assert len(found) == int(SCRIPTS[script][1])
-    assert sum(found[-2:]) < sum(found[:2]) - 0.1
+def check(series: list[float], script: str) -> None:
+    assert len(series) == int(SCRIPTS[script][1])
+    assert sum(series[-2:]) < sum(series[:2]) - 0.1
 
 
 def test_examples_need_nothing_of_windtunnel() -> None:

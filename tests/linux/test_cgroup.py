@@ -61,26 +61,26 @@ def test_a_group_is_made_frozen_killed_and_removed() -> None:
 def test_a_group_that_goes_first_is_as_others_again_afterwards() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    one, two = (HostCgroup(Path(f"windtunnel-first-{os.getpid()}") / name) for name in ("one", "two"))
+    favoured, other = (HostCgroup(Path(f"windtunnel-first-{os.getpid()}") / name) for name in ("one", "two"))
 
     def weights() -> list[int]:
-        folders = (group.v1.get("cpu", group.path) for group in (one, two))
+        folders = (group.v1.get("cpu", group.path) for group in (favoured, other))
         files = ((folder / "cpu.shares", folder / "cpu.weight") for folder in folders)
         return [int(next(file for file in pair if file.exists()).read_text()) for pair in files]
 
     try:
-        for group in (one, two):
+        for group in (favoured, other):
             assert group.make(None, None, None) == []
         usual = weights()
-        with one.first():
+        with favoured.first():
             assert weights()[0] > 50 * usual[0] and weights()[1] == usual[1]
-            one.make(None, None, None)  # as at the start of a host, after a crash in such a block
+            favoured.make(None, None, None)  # as at the start of a host, after a crash in such a block
             assert weights() == usual
-        with pytest.raises(KeyError), one.first():
+        with pytest.raises(KeyError), favoured.first():
             raise KeyError
         assert weights() == usual
     finally:
-        for group in (one, two):
+        for group in (favoured, other):
             group.remove()
-    with one.first():  # what is gone weighs nothing
+    with favoured.first():  # what is gone weighs nothing
         pass

@@ -37,7 +37,9 @@ def test_what_is_not_understood_is_refused(text: str, said: str) -> None:
 def test_a_stroke_is_claimed_by_one_of_many(tmp_path: Path) -> None:
     strokes = [faults.InjectionCounts(tmp_path / "faults") for _ in range(8)]
     won: list[bool] = []
-    threads = [threading.Thread(target=lambda one=one: won.append(one.claim(0, 0))) for one in strokes]
+    threads = [
+        threading.Thread(target=lambda counts=counts: won.append(counts.claim(0, 0))) for counts in strokes
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

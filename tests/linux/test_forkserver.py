@@ -86,9 +86,9 @@ def keeper(tmp_path: Path) -> Iterator[ForkServerKeeper]:
 
 @pytest.fixture
 def starter(keeper: ForkServerKeeper, tmp_path: Path) -> Iterator[Starter]:
-    made = Starter(keeper.path, tmp_path)
-    yield made
-    made.forks.close()
+    script_starter = Starter(keeper.path, tmp_path)
+    yield script_starter
+    script_starter.forks.close()
 
 
 def test_a_script_sees_what_it_would_see_alone(starter: Starter, tmp_path: Path) -> None:

@@ -64,11 +64,11 @@ def test_where_slurm_is_not_that_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_job_set_is_as_its_schema_says() -> None:
     """The models are made from the schema of JobSet v1alpha2 and of Kubernetes' own kinds."""
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
-    made = job_set(
+    manifest = job_set(
         "job", "image:1", ["lead", "a"], 3, ["lend", "b"], files={"job.json": "{}"}, folder="/run/job",
         secret="WINDTUNNEL_SECRET",
     )  # fmt: skip
-    config, jobs = made["items"]
+    config, jobs = manifest["items"]
     assert models.IoK8sApiCoreV1ConfigMap.from_dict(config).to_dict() == config
     assert models.JobsetV1alpha2JobSet.from_dict(jobs).to_dict() == jobs  # a field that it has not is lost
     leader, host = jobs["spec"]["replicatedJobs"]

@@ -28,8 +28,8 @@ def test_a_process_lives_apart_and_nobody_else_notices(tmp_path: Path) -> None:
     with namespaces.apart(("uts", "mnt"), start) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "elsewhere\n"
-        seen = Path(f"/proc/{process.pid}/root{tmp_path}")
-        assert os.statvfs(seen).f_blocks * os.statvfs(seen).f_frsize == 64 << 10
+        folder = Path(f"/proc/{process.pid}/root{tmp_path}")
+        assert os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize == 64 << 10
         process.communicate("")
     assert platform.node() == os.uname().nodename == here
     assert not mounts.at(tmp_path)

@@ -174,10 +174,10 @@ def test_no_descriptor_stays_open(held: Path, device: str) -> None:
 
 def test_hosts_of_a_network_reach_each_other_until_a_link_is_down() -> None:
     mark = os.urandom(3).hex()
-    made = network.Network(f"test-{mark}", rate=50e6)
+    net = network.Network(f"test-{mark}", rate=50e6)
     try:
-        first, _ = made.add("first")
-        second, address = made.add("second")
+        first, _ = net.add("first")
+        second, address = net.add("second")
         server, port = serve(second, address)
         with server:
 
@@ -189,28 +189,28 @@ def test_hosts_of_a_network_reach_each_other_until_a_link_is_down() -> None:
 
             until(lambda: namespaces.within(first, reach))
             until(reach)
-            made.part("first", "second", apart=True)
+            net.part("first", "second", apart=True)
             assert not namespaces.within(first, reach)
             until(reach)
-            made.part("second", "first", apart=False)
+            net.part("second", "first", apart=False)
             until(lambda: namespaces.within(first, reach))
-            made.link_down("second")
+            net.link_down("second")
             assert not namespaces.within(first, reach)
-            made.link_up("second")
-            made.set_rate("second", 1e6)
+            net.link_up("second")
+            net.set_rate("second", 1e6)
             until(lambda: namespaces.within(first, reach))
         network.sweep()
         assert f"wt{mark}" in psutil.net_if_stats()
     finally:
-        made.close()
+        net.close()
     assert not [name for name in psutil.net_if_stats() if name.startswith(f"wt{mark}")]
     assert not Path(first).exists()
 
 
 def test_networks_of_processes_that_are_gone_are_swept() -> None:
     mark = os.urandom(3).hex()
-    made = network.Network(f"test-{mark}")
-    made.add("only")
+    net = network.Network(f"test-{mark}")
+    net.add("only")
     owner = Path("/run/windtunnel-networks") / f"wt{mark}"
     own = Identity.own()
     owner.write_text(f"{Identity(own.pid, own.started + 1, own.boot)}\n")  # the pid was used again

@@ -18,9 +18,9 @@ from windtunnel.linux.system import tied_command
 
 
 def test_a_process_is_looked_at() -> None:
-    found = processes.look(os.getpid())
-    assert found is not None
-    assert (found.pid, found.parent, found.session) == (os.getpid(), os.getppid(), os.getsid(0))
+    process = processes.look(os.getpid())
+    assert process is not None
+    assert (process.pid, process.parent, process.session) == (os.getpid(), os.getppid(), os.getsid(0))
     assert processes.state(os.getpid()) in "RS"
     assert processes.look(2**22 + 1) is None
     assert processes.state(2**22 + 1) == ""

@@ -52,16 +52,16 @@ def test_a_program_hangs_on_clsact_beside_others_and_goes_alone(held: Path, prog
     queues.attach("wt0", "egress", program, "foreign", held)
     queues.attach("wt0", "egress", program, "ours", held)
     queues.attach("wt0", "ingress", program, "ours", held)
-    found = queues.filters("wt0", held)
-    assert {(one.hook, one.kind, one.name) for one in found} == {
+    attached = queues.filters("wt0", held)
+    assert {(entry.hook, entry.kind, entry.name) for entry in attached} == {
         ("egress", "bpf", "foreign"),
         ("egress", "bpf", "ours"),
         ("ingress", "bpf", "ours"),
     }
-    for one in found:
-        if one.name == "ours":
-            queues.detach("wt0", one, held)
-    assert [one.name for one in queues.filters("wt0", held)] == ["foreign"]
+    for entry in attached:
+        if entry.name == "ours":
+            queues.detach("wt0", entry, held)
+    assert [entry.name for entry in queues.filters("wt0", held)] == ["foreign"]
     queues.remove_clsact("wt0", held)
     assert "ffff:" not in queues.queues("wt0", held) and queues.filters("wt0", held) == []
 

@@ -36,9 +36,9 @@ def graph(
         type=np.array(types, np.int32),
         duration=np.array(durations, np.float64),
         data_ptr=np.cumsum([0, *map(len, data)]).astype(np.int64),
-        data_deps=np.array([10 * place for one in data for place in one], np.int64),
+        data_deps=np.array([10 * place for dependencies in data for place in dependencies], np.int64),
         ctrl_ptr=np.cumsum([0, *map(len, ctrl)]).astype(np.int64),
-        ctrl_deps=np.array([10 * place for one in ctrl for place in one], np.int64),
+        ctrl_deps=np.array([10 * place for dependencies in ctrl for place in dependencies], np.int64),
         attribute=np.arange(n, dtype=np.int32),
         attributes=attributes,
         metadata={"rank": 3, "world_size": 8},
@@ -52,8 +52,8 @@ def graphs(draw: st.DrawFn) -> GraphNodes:
     return graph(
         types=[draw(st.integers(1, 7)) for _ in range(n)],
         durations=[draw(st.floats(0, 10)) for _ in range(n)],
-        data=[one[:2] for one in earlier],
-        ctrl=[one[2:] for one in earlier],
+        data=[dependencies[:2] for dependencies in earlier],
+        ctrl=[dependencies[2:] for dependencies in earlier],
         attributes=[draw(st.dictionaries(st.sampled_from(["a", "b", "pg"]), VALUES)) for _ in range(n)],
     )
 
@@ -71,7 +71,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 def wire(message: bytes) -> list[tuple[int, int, Any]]:
     """The fields of a message: (number, wire type, value)."""
-    found, at = [], 0
+    fields, at = [], 0
     while at < len(message):
         key, at = varint(message, at)
         number, kind = key >> 3, key & 7
@@ -84,5 +84,5 @@ def wire(message: bytes) -> list[tuple[int, int, Any]]:
             assert kind == 2
             length, at = varint(message, at)
             value, at = message[at : at + length], at + length
-        found.append((number, kind, value))
-    return found
+        fields.append((number, kind, value))
+    return fields

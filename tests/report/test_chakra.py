@@ -24,12 +24,12 @@ from windtunnel.report.graph_facts import facts
 
 
 def _messages(data: bytes) -> list[bytes]:
-    found, at = [], 0
+    messages, at = [], 0
     while at < len(data):
         length, at = varint(data, at)
-        found.append(data[at : at + length])
+        messages.append(data[at : at + length])
         at += length
-    return found
+    return messages
 
 
 def test_the_bytes_are_those_of_the_published_schema(tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_the_bytes_are_those_of_the_published_schema(tmp_path: Path) -> None:
     assert {number: value for number, _, value in wire(first) if number != 10} == {2: b"mm", 3: 4, 7: 2}
     plain = {number: value for number, _, value in wire(second) if number != 10}
     assert plain == {1: 10, 2: b"rs", 3: 7, 5: b"\x00", 7: 3}  # data_deps is packed; 3.4 µs are 3 whole ones
-    found = {}
+    decoded = {}
     for number, _, value in wire(second):
         if number == 10:
             parts = {inner: content for inner, _, content in wire(value)}
-            found[parts.pop(1).decode()] = parts
-    assert found == {
+            decoded[parts.pop(1).decode()] = parts
+    assert decoded == {
         "comm_type": {9: 7},
         "comm_size": {9: 2**33},
         "pg_name": {29: b"dp"},
@@ -146,11 +146,11 @@ def test_chains_are_the_longest(nodes: GraphNodes) -> None:
         for ptr, deps in ((nodes.data_ptr, nodes.data_deps), (nodes.ctrl_ptr, nodes.ctrl_deps)):
             for needed in deps[ptr[node] : ptr[node + 1]] // 10:
                 whole.add_edge(int(needed), node, seconds=nodes.duration[node])
-    found = facts(Path("g"), nodes)
-    assert found.chain_seconds == pytest.approx(nx.dag_longest_path_length(whole, weight="seconds"))
-    assert found.depth == nx.dag_longest_path_length(whole, weight=None, default_weight=1)
-    assert sum(nodes.duration[node] for node in found.chain) == pytest.approx(found.chain_seconds)
-    assert all(whole.has_edge(a, b) for a, b in zip(found.chain, found.chain[1:], strict=False))
+    graph_facts = facts(Path("g"), nodes)
+    assert graph_facts.chain_seconds == pytest.approx(nx.dag_longest_path_length(whole, weight="seconds"))
+    assert graph_facts.depth == nx.dag_longest_path_length(whole, weight=None, default_weight=1)
+    assert sum(nodes.duration[node] for node in graph_facts.chain) == pytest.approx(graph_facts.chain_seconds)
+    assert all(whole.has_edge(a, b) for a, b in zip(graph_facts.chain, graph_facts.chain[1:], strict=False))
 
 
 def test_bytes_are_added_up_by_kind_and_group() -> None:

@@ -48,10 +48,10 @@ def test_a_run_is_shown_class_by_class(folder: Path) -> None:
 def test_limit_and_json(folder: Path) -> None:
     shown = _show(str(folder / "graph" / "pp=1.et"), "--limit", "1")
     assert "node 0" in shown and "node 2" not in shown and "2 more" in shown
-    (found,) = json.loads(_show(str(folder / "graph" / "pp=1.et"), "--json", "--limit", "2"))["graphs"]
-    assert found["types"] == {"COMP_NODE": 2, "COMM_COLL_NODE": 1}
-    assert found["metadata"] == {"rank": 3, "world_size": 8} and found["chain"] == [0, 20]
-    assert found["first"][1] == {
+    (report,) = json.loads(_show(str(folder / "graph" / "pp=1.et"), "--json", "--limit", "2"))["graphs"]
+    assert report["types"] == {"COMP_NODE": 2, "COMM_COLL_NODE": 1}
+    assert report["metadata"] == {"rank": 3, "world_size": 8} and report["chain"] == [0, 20]
+    assert report["first"][1] == {
         "id": 10,
         "name": "node 1",
         "type": "COMM_COLL_NODE",

@@ -184,8 +184,8 @@ def test_what_runs_out_of_memory_comes_before_everything_else(tmp_path: Path) ->
     assert shown[:4] == ["out", "of", "memory:", "layers.15.feed_forward"]
     assert '<p class="alarm" role="alert">' in body
     known = summary()
-    for one in known["ranks"]:
-        one["oom"] = None
+    for rank in known["ranks"]:
+        rank["oom"] = None
     write_report(path, known)
     assert 'class="alarm"' not in path.read_text(encoding="utf-8")
 

@@ -21,9 +21,9 @@ def test_a_page_needs_nothing_else_and_escapes_what_it_is_given() -> None:
 
 def test_charts_share_one_library() -> None:
     charts = [figure("x", "y"), figure("x", "z", barmode="stack", yaxis_rangemode="tozero")]
-    for one in charts:
-        one.add_scatter(x=[1, 2], y=[3, 4])
-    text = page("t", [], [(str(i), "c", plot(one)) for i, one in enumerate(charts)], plots=True)
+    for chart in charts:
+        chart.add_scatter(x=[1, 2], y=[3, 4])
+    text = page("t", [], [(str(i), "c", plot(chart)) for i, chart in enumerate(charts)], plots=True)
     assert text.count("Plotly.newPlot(") >= 2
     assert len(re.findall(r"plotly\.js v\d", text)) == 1
     assert "<nav" in text

@@ -24,7 +24,7 @@ def test_every_span_is_there_with_its_names(tmp_path: Path) -> None:
     labels = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert processes == {0: "rank 0", 16: "rank 16", 32: "rank 32"}
-    found = [
+    spans = [
         (e["pid"], labels[e["pid"], e["tid"]], e["name"], e["cat"], e["ts"] * 1e-6, e["dur"] * 1e-6)
         for e in events
         if e["ph"] == "X"
@@ -34,19 +34,23 @@ def test_every_span_is_there_with_its_names(tmp_path: Path) -> None:
         for track in given.tracks
         for start, end, name, kind in zip(track.start, track.end, track.name, track.kind, strict=True)
     ]
-    assert [one[:4] for one in found] == [one[:4] for one in expected]
-    np.testing.assert_allclose([one[4:] for one in found], [one[4:] for one in expected], atol=1.1e-9)
+    assert [span[:4] for span in spans] == [span[:4] for span in expected]
+    np.testing.assert_allclose([span[4:] for span in spans], [span[4:] for span in expected], atol=1.1e-9)
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     given = timeline(ranks=3, spans=50)
     write_trace(tmp_path / "timeline.json.gz", given)
-    found = read_trace(tmp_path / "timeline.json.gz")
-    assert found.ranks() == given.ranks()
-    for before, after in zip(given.tracks, found.tracks, strict=True):
+    restored = read_trace(tmp_path / "timeline.json.gz")
+    assert restored.ranks() == given.ranks()
+    for before, after in zip(given.tracks, restored.tracks, strict=True):
         assert (after.rank, after.queue) == (before.rank, before.queue)
-        assert [found.names[one] for one in after.name] == [given.names[one] for one in before.name]
-        assert [found.kinds[one] for one in after.kind] == [given.kinds[one] for one in before.kind]
+        assert [restored.names[number] for number in after.name] == [
+            given.names[number] for number in before.name
+        ]
+        assert [restored.kinds[number] for number in after.kind] == [
+            given.kinds[number] for number in before.kind
+        ]
         np.testing.assert_allclose(after.start, before.start, atol=1.1e-9)
         np.testing.assert_allclose(after.end, before.end, atol=1.1e-9)
 

@@ -23,10 +23,10 @@ def test_labels(shown: str, expected: str) -> None:
 
 @given(st.sets(st.integers(0, 60)))
 def test_rank_ranges_read_back(members: set[int]) -> None:
-    found: set[int] = set()
+    ranks: set[int] = set()
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text.ranks(sorted(members), most=100)):
-        found.update(range(int(first), int(last or first) + 1))
-    assert found == members
+        ranks.update(range(int(first), int(last or first) + 1))
+    assert ranks == members
 
 
 def test_many_rank_ranges_are_shortened() -> None:
@@ -66,7 +66,7 @@ def test_what_is_not_emulated_is_named() -> None:
 
 
 def test_out_of_memory_is_one_sentence_of_the_ranks_that_lack_most() -> None:
-    lacking = [one for one in summary()["ranks"] if one["oom"]]
+    lacking = [rank for rank in summary()["ranks"] if rank["oom"]]
     assert len(lacking) == 1
     said = text.worst_out_of_memory(summary())
     assert said == (

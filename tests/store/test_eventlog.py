@@ -129,9 +129,9 @@ def test_a_broken_line_is_told(path, line):
     log.append("two")
     with pytest.raises(UserError, match="line 2 is not an event"):
         read(path)
-    told = []
-    assert [event["kind"] for event in read(path, damaged=told.append)] == ["one", "two"]
-    assert len(told) == 1 and "line 2 is not an event" in told[0]
+    problems = []
+    assert [event["kind"] for event in read(path, damaged=problems.append)] == ["one", "two"]
+    assert len(problems) == 1 and "line 2 is not an event" in problems[0]
 
 
 def test_a_full_disk_leaves_the_lines_before(path, monkeypatch):
@@ -179,14 +179,14 @@ def test_several_processes_and_threads_write_one_log(path):
         )
         for name in ("c", "d")
     ]
-    for one in workers + threads:
-        one.start()
-    for one in workers + threads:
-        one.join()
-    found = read(path)
+    for writer in workers + threads:
+        writer.start()
+    for writer in workers + threads:
+        writer.join()
+    events = read(path)
     for name in "abcd":
-        assert [event["number"] for event in found if event["writer"] == name] == list(range(200))
-    assert len(found) == 800
+        assert [event["number"] for event in events if event["writer"] == name] == list(range(200))
+    assert len(events) == 800
 
 
 def test_a_killed_writer_spoils_no_line(path):

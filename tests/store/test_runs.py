@@ -56,8 +56,8 @@ def test_a_failed_run_keeps_its_error_and_is_final():
     run = store.begin("training.emulate", {})
     run.fail("train.py: line 3: no such size")
     run.finish({"late": True})
-    found = store.get(run.id)
-    assert (found.status, found.error, found.summary) == ("failed", "train.py: line 3: no such size", None)
+    stored = store.get(run.id)
+    assert (stored.status, stored.error, stored.summary) == ("failed", "train.py: line 3: no such size", None)
 
 
 def test_list_is_newest_first_and_filtered():
@@ -147,8 +147,8 @@ def test_a_killed_process_is_shown_as_killed_and_stays_so(own_home, monkeypatch,
         assert store.get(name).status == "running"
         child.send_signal(signal.SIGKILL)
         child.wait()
-        (found,) = store.list()
-    assert (found.status, found.error) == ("killed", "its process ended without a word")
+        (stored,) = store.list()
+    assert (stored.status, stored.error) == ("killed", "its process ended without a word")
     monkeypatch.undo()
     with sqlite3.connect(own_home / "runs.db") as database:
         assert database.execute("SELECT status FROM runs").fetchall() == [("killed",)]
@@ -197,10 +197,10 @@ def test_parallel_writers_lose_nothing():
     ]
     names = [name for writer in writers for name in writer.communicate(timeout=100)[0].split()]
     assert [writer.returncode for writer in writers] == [0] * 4
-    found = Store.open().list()
+    listed = Store.open().list()
     assert len(set(names)) == 60
-    assert sorted(run.id for run in found) == sorted(names)
-    assert {run.status for run in found} == {"done"}
+    assert sorted(run.id for run in listed) == sorted(names)
+    assert {run.status for run in listed} == {"done"}
     with sqlite3.connect(home() / "runs.db") as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 

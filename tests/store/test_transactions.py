@@ -86,10 +86,10 @@ def test_a_conflict_is_made_again_from_its_beginning(
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
     def body(connection: object) -> int:
-        found = add(Call(connection), 1)  # type: ignore[arg-type]
+        total = add(Call(connection), 1)  # type: ignore[arg-type]
         if next(left, None) is not None:
             raise OperationalError("COMMIT", {}, Lost("could not serialize access"))
-        return found
+        return total
 
     if losses < ATTEMPTS:
         assert transact(service.engine, body) == 2
@@ -140,7 +140,7 @@ def test_a_call_gives_what_differs() -> None:
 
 
 def test_rows_are_the_same_with_and_without_a_listener(service: Transactions) -> None:
-    heard: list[str] = []
+    statements: list[str] = []
 
     def ask(sql: str, parameters: object) -> list[tuple[object, ...]]:
         return transact(service.engine, lambda connection: Call(connection).rows(sql, parameters))  # type: ignore[no-any-return]
@@ -157,9 +157,9 @@ def test_rows_are_the_same_with_and_without_a_listener(service: Transactions) ->
         return answers
 
     direct = all_of_them()
-    event.listen(service.engine, "before_cursor_execute", lambda *words: heard.append(words[2]))
+    event.listen(service.engine, "before_cursor_execute", lambda *words: statements.append(words[2]))
     assert all_of_them() == direct == [[], [(1,)], [(1, "x")]]
-    assert len(heard) == 5
+    assert len(statements) == 5
 
 
 def test_who_read_leaves_a_connection_on_which_the_next_writes(service: Transactions) -> None:

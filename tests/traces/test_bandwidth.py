@@ -13,18 +13,18 @@ from windtunnel.traces.bandwidth import GENERATORS, MTU, read, traces
 
 def test_mahimahis_format_is_read_and_begins_anew(tmp_path: Path) -> None:
     (tmp_path / "link.down").write_text("1\n1\n\n4\n10\n")
-    found = read(tmp_path / "link.down")
-    assert (found.name, found.period, found.loss) == ("link.down", 0.01, 0.0)
+    trace = read(tmp_path / "link.down")
+    assert (trace.name, trace.period, trace.loss) == ("link.down", 0.01, 0.0)
     turn = [0.001, 0.001, 0.004, 0.01]
     again = [at + 0.01 for at in turn]
-    assert found.within(0.025) == pytest.approx([*turn, *again, 0.021, 0.021, 0.024])
+    assert trace.within(0.025) == pytest.approx([*turn, *again, 0.021, 0.021, 0.024])
 
 
 def test_rates_become_opportunities_and_a_rate_of_zero_lets_nothing_pass(tmp_path: Path) -> None:
     (tmp_path / "link.csv").write_text("seconds,rate\n0,12 kb/s\n2,0\n5,3000\n6,0\n")
-    found = read(tmp_path / "link.csv")
-    assert (found.name, found.period) == ("link", 6.0)
-    assert found.times == pytest.approx([0.5, 1.5, 5.25, 5.75])
+    trace = read(tmp_path / "link.csv")
+    assert (trace.name, trace.period) == ("link", 6.0)
+    assert trace.times == pytest.approx([0.5, 1.5, 5.25, 5.75])
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_what_is_wrong_is_said_in_one_sentence(name: str, text: str, words: str,
 
 
 def test_a_name_is_a_generator_a_file_or_a_folder(tmp_path: Path) -> None:
-    assert [one.name for one in traces("driving", 5.0, 1)] == ["driving"]
+    assert [trace.name for trace in traces("driving", 5.0, 1)] == ["driving"]
     with pytest.raises(UserError, match="the folder is empty"):
         traces(str(tmp_path), 5.0, 1)
     for name in ("b", "a"):
         (tmp_path / name).write_text("1\n")
-    assert [one.name for one in traces(str(tmp_path), 5.0, 1)] == ["a", "b"]
-    assert [one.name for one in traces(str(tmp_path / "b"), 5.0, 1)] == ["b"]
+    assert [trace.name for trace in traces(str(tmp_path), 5.0, 1)] == ["a", "b"]
+    assert [trace.name for trace in traces(str(tmp_path / "b"), 5.0, 1)] == ["b"]
     with pytest.raises(UserError, match="trace 'x': accepted are near-stationary, driving, lossy, a file"):
         traces("x", 5.0, 1)
     with pytest.raises(UserError, match="cannot be read"):
@@ -66,9 +66,11 @@ def test_a_name_is_a_generator_a_file_or_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_drawn_traces_are_in_order_and_the_same_for_a_seed(name: str) -> None:
-    one, other, third = (GENERATORS[name](20.0, np.random.default_rng(seed)) for seed in (1, 1, 2))
-    assert np.array_equal(one.times, other.times) and not np.array_equal(one.times, third.times)
-    assert np.all(np.diff(one.times) >= 0) and one.times[0] >= 0 and one.times[-1] <= one.period == 20.0
+    first, second, third = (GENERATORS[name](20.0, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert np.array_equal(first.times, second.times) and not np.array_equal(first.times, third.times)
+    assert (
+        np.all(np.diff(first.times) >= 0) and first.times[0] >= 0 and first.times[-1] <= first.period == 20.0
+    )
 
 
 def test_near_stationary_is_as_its_authors_say_and_driving_is_not() -> None:

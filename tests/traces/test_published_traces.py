@@ -27,17 +27,17 @@ def test_the_table_adds_up() -> None:
 
 
 def test_llama3_has_its_rate_and_mix() -> None:
-    found = [c for seed in range(20) for c in llama3(2048, LLAMA3_SECONDS, np.random.default_rng(seed))]
-    assert len(found) / 20 == pytest.approx(419, rel=0.05)
-    causes = Counter(change.cause for change in found)
-    assert causes["faulty GPU"] / len(found) == pytest.approx(148 / 419, rel=0.1)
+    changes = [c for seed in range(20) for c in llama3(2048, LLAMA3_SECONDS, np.random.default_rng(seed))]
+    assert len(changes) / 20 == pytest.approx(419, rel=0.05)
+    causes = Counter(change.cause for change in changes)
+    assert causes["faulty GPU"] / len(changes) == pytest.approx(148 / 419, rel=0.1)
     assert all(
         change.software == (change.cause in ("software bug", "NCCL watchdog timeout", "dependency"))
-        for change in found
+        for change in changes
     )
-    one = llama3(2048, LLAMA3_SECONDS, np.random.default_rng(1), domain_size=16)
-    assert one == llama3(2048, LLAMA3_SECONDS, np.random.default_rng(1), domain_size=16)
-    wide = [change for change in one if len(change.lost) > 1]
+    drawn = llama3(2048, LLAMA3_SECONDS, np.random.default_rng(1), domain_size=16)
+    assert drawn == llama3(2048, LLAMA3_SECONDS, np.random.default_rng(1), domain_size=16)
+    wide = [change for change in drawn if len(change.lost) > 1]
     assert wide
     assert all(len(c.lost) == 16 and c.lost[0] % 16 == 0 and "switch" in c.cause for c in wide)
 
@@ -85,7 +85,7 @@ def test_csv() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("0,add", "line 1: '0,add' is not"),
         ("0,add,a\n5,drop,a", "line 2"),
@@ -94,8 +94,8 @@ def test_csv() -> None:
         ("0,remove,a", "line 1: remove of host 'a', which is not there"),
     ],
 )
-def test_csv_refused(text: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_csv_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         read_csv(text, "t.csv")
 
 
@@ -108,7 +108,7 @@ def test_skypilot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("nothing", "t.json is no capture with"),
         ('{"data": [1]}', "t.json is no capture with"),
@@ -117,6 +117,6 @@ def test_skypilot() -> None:
         ('{"metadata": {"gap_seconds": 300}, "data": [true]}', r"data\[0\] is True"),
     ],
 )
-def test_skypilot_refused(text: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_skypilot_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         read_skypilot(text, "t.json")

@@ -17,9 +17,9 @@ from windtunnel.traces.rates import arrivals, read_counts
 )
 def test_what_is_no_count_is_refused_by_its_place(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "load.txt").write_text(text)
-    with pytest.raises(UserError, match=r"load\.txt") as told:
+    with pytest.raises(UserError, match=r"load\.txt") as refused:
         read_counts(tmp_path / "load.txt")
-    assert said in str(told.value)
+    assert said in str(refused.value)
     with pytest.raises(UserError, match="cannot be read"):
         read_counts(tmp_path / "none.txt")
 
@@ -30,5 +30,5 @@ def test_requests_fall_into_the_seconds_whose_counts_they_are(tmp_path: Path) ->
     assert counts.tolist() == [52, 0, 900]
     times = arrivals(counts.astype(float), np.random.default_rng(0))
     assert (np.diff(times) >= 0).all()
-    found = np.bincount(times.astype(int), minlength=3)
-    assert found[1] == 0 and abs(found[0] - 52) < 25 and abs(found[2] - 900) < 120
+    per_second = np.bincount(times.astype(int), minlength=3)
+    assert per_second[1] == 0 and abs(per_second[0] - 52) < 25 and abs(per_second[2] - 900) < 120

@@ -42,8 +42,8 @@ BAILIAN = """{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.114, "input_le
 def read(folder: Path, text: str) -> list[tuple[float, int, int]]:
     path = folder / "trace"
     path.write_text(text)
-    found = load(path)
-    columns = found.arrival.tolist(), found.prompt.tolist(), found.output.tolist()
+    trace = load(path)
+    columns = trace.arrival.tolist(), trace.prompt.tolist(), trace.output.tolist()
     return [(round(when, 4), *rest) for when, *rest in zip(*columns, strict=True)]
 
 
@@ -55,8 +55,8 @@ def test_each_form_is_known_by_its_columns(tmp_path: Path) -> None:
     assert read(tmp_path, BURST) == [(0.0, 472, 18), (113.0, 417, 276)]
     assert load(tmp_path / "trace").left_out == 1
     assert read(tmp_path, MOONCAKE) == [(0.0, 513, 500), (3.0, 7, 1)]
-    found = load(tmp_path / "trace")
-    assert (found.unit, [one.tolist() for one in found.ids]) == (512, [[0, 1], [2]])
+    trace = load(tmp_path / "trace")
+    assert (trace.unit, [blocks.tolist() for blocks in trace.ids]) == (512, [[0, 1], [2]])
     assert read(tmp_path, BAILIAN) == [(0.0, 33, 132)]
     assert load(tmp_path / "trace", blocks=True).unit == 16
     (tmp_path / "trace").write_text(AZURE)
@@ -90,9 +90,9 @@ def test_each_form_is_known_by_its_columns(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as told:
+    with pytest.raises(UserError, match=said) as refused:
         read(tmp_path, text)
-    assert str(told.value).startswith(str(tmp_path / "trace"))
+    assert str(refused.value).startswith(str(tmp_path / "trace"))
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ def test_no_change_of_a_trace_is_met_by_anything_but_a_sentence(
     folder = tmp_path_factory.getbasetemp() / "mutants"
     folder.mkdir(exist_ok=True)
     try:
-        found = read(folder, (text[:at] + put + text[until:]).encode(errors="replace").decode())
-    except UserError as told:
-        assert "\n" not in str(told)
+        requests = read(folder, (text[:at] + put + text[until:]).encode(errors="replace").decode())
+    except UserError as error:
+        assert "\n" not in str(error)
     else:
-        assert all(b[0] >= a[0] for a, b in pairwise(found)) and found
+        assert all(b[0] >= a[0] for a, b in pairwise(requests)) and requests
 
 
 @settings(max_examples=40, deadline=None)
@@ -162,11 +162,11 @@ def test_a_trace_is_repeated_and_gets_branches_from_a_seed(tmp_path: Path) -> No
     gap = trace.seconds / 2
     assert np.allclose(long.arrival[3:6] - long.arrival[:3], trace.seconds + gap) and len(long) == 3000
     assert np.allclose(long.faster(2).arrival * 2, long.arrival)
-    made = branched(long, 0.4, (2, 5), 50, np.random.default_rng(1))
-    assert made.branches == branched(long, 0.4, (2, 5), 50, np.random.default_rng(1)).branches
-    having = [one for one in made.branches if one]
-    assert 0.37 < len(having) / 3000 < 0.43 and {len(one) for one in having} == {2, 3, 4, 5}
-    assert 48 < np.mean([tokens for one in having for tokens in one]) < 52
-    assert "synthetic" in made.source and not trace.branches
+    with_branches = branched(long, 0.4, (2, 5), 50, np.random.default_rng(1))
+    assert with_branches.branches == branched(long, 0.4, (2, 5), 50, np.random.default_rng(1)).branches
+    having = [counts for counts in with_branches.branches if counts]
+    assert 0.37 < len(having) / 3000 < 0.43 and {len(counts) for counts in having} == {2, 3, 4, 5}
+    assert 48 < np.mean([tokens for counts in having for tokens in counts]) < 52
+    assert "synthetic" in with_branches.source and not trace.branches
     with pytest.raises(UserError, match="use a share from 0 to 1"):
         branched(long, 1.5, (2, 5), 50, np.random.default_rng(1))

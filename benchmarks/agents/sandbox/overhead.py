@@ -195,8 +195,8 @@ def part(trace: Trace, think: float) -> Trace:
 
 def twin_rows(quick: bool) -> Iterator[Row]:
     with own_home() as home:
-        made = calibrate_here(quick, lambda *_: None, path=home / "costs.json", home=home / "calibration")
-        costs = load_costs(made.path).costs
+        measured = calibrate_here(quick, lambda *_: None, path=home / "costs.json", home=home / "calibration")
+        costs = load_costs(measured.path).costs
         traces = loads((QUICK_THINK if quick else THINK) / 2)
         runs = [_observed(home, policy, traces) for policy in TWIN_POLICIES]
     for run in runs:

@@ -73,27 +73,29 @@ def test_a_plain_chunk_of_another_size_is_written_again(tmp_path: Path) -> None:
 
 
 def test_calls_beside_each_other_keep_their_order() -> None:
-    assert list(chunks.in_order(lambda one: one * 2, range(50), 4)) == [2 * one for one in range(50)]
+    assert list(chunks.in_order(lambda number: number * 2, range(50), 4)) == [
+        2 * number for number in range(50)
+    ]
     with pytest.raises(ZeroDivisionError):
-        list(chunks.in_order(lambda one: 1 // (one - 20), range(50), 4))
+        list(chunks.in_order(lambda number: 1 // (number - 20), range(50), 4))
 
 
 def pieces_of(data: bytes, step: int) -> list[bytes]:
-    found: list[bytes] = []
-    cutter = chunks.Cutter(found.append)
+    pieces: list[bytes] = []
+    cutter = chunks.Cutter(pieces.append)
     for at in range(0, len(data), step):
         cutter.write(data[at : at + step])
     cutter.finish()
-    return found
+    return pieces
 
 
 def test_pieces_depend_on_the_bytes_alone_and_meet_again_after_an_insertion() -> None:
     block, least, most = chunks.BLOCK, chunks.LEAST, chunks.MOST
     data: Any = np.random.default_rng(3).bytes(20 * 2**20 + 100)
-    found = pieces_of(data, 10_240)
-    assert b"".join(found) == data
-    assert found == pieces_of(data, 999_983)
-    assert all(least * block <= len(piece) <= most * block <= chunks.PIECE for piece in found[:-2])
+    pieces = pieces_of(data, 10_240)
+    assert b"".join(pieces) == data
+    assert pieces == pieces_of(data, 999_983)
+    assert all(least * block <= len(piece) <= most * block <= chunks.PIECE for piece in pieces[:-2])
     moved = pieces_of(data[: 5 * 2**20] + b"n" * block * 3 + data[5 * 2**20 :], 10_240)
-    assert sum(len(piece) for piece in set(moved) - set(found)) <= 2 * most * block
+    assert sum(len(piece) for piece in set(moved) - set(pieces)) <= 2 * most * block
     assert len(pieces_of(bytes(9 * 2**20), 512)) == 5

@@ -81,7 +81,7 @@ def test_unfinished_writes_are_not_seen_and_tidied_when_old(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("crash", ["kill", "power", "names"])
 def test_killed_at_any_call_the_file_is_the_old_one_or_the_new_one(crash: Crash) -> None:
-    found = set()
+    contents = set()
     for number in range(1, 100):
         disk = Disk()
         files = LocalFiles("/store", disk)
@@ -102,12 +102,12 @@ def test_killed_at_any_call_the_file_is_the_old_one_or_the_new_one(crash: Crash)
         except Killed:
             pass
         after = LocalFiles("/store", disk.after(crash))
-        found.add(after.read("a/b/file"))
+        contents.add(after.read("a/b/file"))
         assert after.names("a/b") == ["file"]
         if settled:
             assert after.read("a/b/file") == b"new"
             break
-    assert found == {b"old and long", b"new"}
+    assert contents == {b"old and long", b"new"}
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "close", "replace"])
@@ -116,8 +116,8 @@ def test_a_call_that_fails_leaves_the_old_file_and_names_it(call: str) -> None:
     files = LocalFiles("/store", disk)
     files.write("a/file", b"old")
 
-    def before(made: str, count: int) -> None:
-        if made == call:
+    def before(operation: str, count: int) -> None:
+        if operation == call:
             raise OSError(errno.ENOSPC, "injected")
 
     disk.before = before
@@ -126,7 +126,7 @@ def test_a_call_that_fails_leaves_the_old_file_and_names_it(call: str) -> None:
     if call in ("write", "fsync", "close"):
         with pytest.raises(OSError, match="/store/a/file"):
             files.write("a/file", b"new")
-    disk.before = lambda made, count: None
+    disk.before = lambda operation, count: None
     assert files.read("a/file") == b"old"
     assert files.names("a") == ["file"]
     assert disk.listdir("/store/a") == ["file"]
