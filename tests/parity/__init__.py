@@ -107,10 +107,11 @@ def decided_otherwise(capability: str, path: Path) -> list[str]:
     if not parts:
         return [f"{capability}: the log has no decision"]
     return [
-        f"{capability}: decision {one.number} ({one.observation.get(TAG, 'Observation')}) is made otherwise "
-        f"in {', '.join(one.fields)}: recorded {short(one.recorded)}, now {short(one.replayed)}"
+        f"{capability}: decision {change.number} ({change.observation.get(TAG, 'Observation')}) is made "
+        f"otherwise in {', '.join(change.fields)}: recorded {short(change.recorded)}, "
+        f"now {short(change.replayed)}"
         for part in parts
-        for one in part.differences
+        for change in part.differences
     ]
 
 
@@ -164,12 +165,12 @@ def unreached(capability: str, path: Path) -> list[str]:
                 room.POLICIES[event["policy"]](observation)
             finally:
                 sys.settrace(before)
-    found: dict[str, set[int]] = {}
+    by_file: dict[str, set[int]] = {}
     for code, unmet in left.items():
-        found.setdefault(code.co_filename, set()).update(unmet)
+        by_file.setdefault(code.co_filename, set()).update(unmet)
     for code, unmet in left.items():  # of a lambda, or a function in another one
-        found[code.co_filename] -= lines(code) - unmet
-    return [f"{Path(file).name}:{number}" for file in sorted(found) for number in sorted(found[file])]
+        by_file[code.co_filename] -= lines(code) - unmet
+    return [f"{Path(file).name}:{number}" for file in sorted(by_file) for number in sorted(by_file[file])]
 
 
 def lines(code: CodeType) -> set[int]:

@@ -137,18 +137,18 @@ def done(events: Sequence[Event]) -> list[str]:
     faults: list[str] = []
     forgotten: list[str] = []
     dropped: list[str] = []
-    made = {place: (seen, decision) for seen, decision, place in decisions(events)}
+    by_place = {place: (observation, decision) for observation, decision, place in decisions(events)}
     last: dict[type, Any] = {}
     wanted, open_ = TurnClass.NONE, False
 
-    def told(what: str, did: Any, decided: Any) -> None:
+    def compare(what: str, did: Any, decided: Any) -> None:
         if did != decided:
             faults.append(f"{what}: decided was {decided}, done {did}")
 
     for place, event in enumerate(events):
-        if place in made:
-            seen, decision = made[place]
-            if isinstance(decision, CheckpointPlan) and seen.occasion not in (
+        if place in by_place:
+            observation, decision = by_place[place]
+            if isinstance(decision, CheckpointPlan) and observation.occasion not in (
                 Occasion.FROZEN,
                 Occasion.UNDUMPED,
             ):
@@ -162,33 +162,33 @@ def done(events: Sequence[Event]) -> list[str]:
                 last[type(decision)] = decision
         elif event["kind"] == "turn":
             turn, keep = event["turn"], last[CheckpointPlan]
-            told(f"turn {turn['number']}", turn["required"], to_plain(wanted))
+            compare(f"turn {turn['number']}", turn["required"], to_plain(wanted))
             kept = to_plain(min(keep.turn_class, keep.content))
-            told(f"turn {turn['number']}, kept", turn["turn_class"], kept)
+            compare(f"turn {turn['number']}, kept", turn["turn_class"], kept)
         elif event["kind"] == "effect" and "content" in event:
             keep, open_ = last[CheckpointPlan], False
-            told("a checkpoint", [event["content"], event["image"]], [to_plain(keep.content), keep.image])
+            compare("a checkpoint", [event["content"], event["image"]], [to_plain(keep.content), keep.image])
         elif event["kind"] == "effect" and "restored" in event:
             back = last[BringBack]
             words = " ".join(event["restored"])
-            told("a restore", "processes with" in words, back.processes)
-            told("states of shells", "state of shell" in words, back.shells)
+            compare("a restore", "processes with" in words, back.processes)
+            compare("states of shells", "state of shell" in words, back.shells)
         elif event["kind"] == "effect" and "saved" in event:
-            told("a notice", event["saved"], [one.name for one in last[SaveOrder].saves])
+            compare("a notice", event["saved"], [save.name for save in last[SaveOrder].saves])
         elif event["kind"] == "effect":
             dropped += event["dropped"]
-    told("the past", sorted(dropped), sorted(forgotten))
+    compare("the past", sorted(dropped), sorted(forgotten))
     return faults + [f"{last[CheckpointPlan]} was not done"] * open_
 
 
 def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     """What is kept of each turn up to the first restore, by the twin that is given what was seen of them."""
     turns = []
-    for seen, made, _ in decisions(events):
-        if isinstance(seen, Restore):
+    for observation, decision, _ in decisions(events):
+        if isinstance(observation, Restore):
             break
-        if isinstance(seen, CheckpointRequest) and seen.occasion is Occasion.TURN:
-            turns.append(ObservedTurn(0.1, 0.1, 1.0, seen, made, None))
+        if isinstance(observation, CheckpointRequest) and observation.occasion is Occasion.TURN:
+            turns.append(ObservedTurn(0.1, 0.1, 1.0, observation, decision, None))
     run = ObservedRun(1, 1, "semantic", (ObservedBox(1.1 * len(turns), tuple(turns), ()),))
     outcome = emulated(run, load_costs().costs)
     return list(zip([turn.keep for turn in turns], [keep for *_, keep in outcome.decided], strict=True))

@@ -75,7 +75,9 @@ def assigned(events: Sequence[Event]) -> list[str]:
     faults, decision = list[str](), None
     for event in events:
         if event["kind"] == "decision" and "drawn" not in event:
-            decision = [[one["task"], one["worker"]] for one in event["decision"]["assignments"]]
+            decision = [
+                [assignment["task"], assignment["worker"]] for assignment in event["decision"]["assignments"]
+            ]
         elif event["kind"] == "effect":
             if sorted(decision or []) != event["assigned"]:
                 faults.append(f"{event['assigned']} was assigned, decided {decision}")

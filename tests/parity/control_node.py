@@ -140,17 +140,20 @@ def node_in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     host = Host()
     loop = ActuatorLoop(host, SCHEDULE, node.Guards(), ask)
     for row in turns:
-        seen = row["observation"]
-        host.healthy = seen["healthy"]
+        observation = row["observation"]
+        host.healthy = observation["healthy"]
         loop.turn(
-            seen["now"], Prediction(seen["sequence"], seen["expires"], None) if seen["sequence"] else None
+            observation["now"],
+            Prediction(observation["sequence"], observation["expires"], None)
+            if observation["sequence"]
+            else None,
         )
         pairs.append((row["decision"], to_plain(decisions[-1], tag=True)))
     last = node.Forecast((), 0.0)
     for row in live:
         if row["observation"]["is"] == "Harvest":
-            seen = {name: value for name, value in row["observation"].items() if name != "is"}
-            epoch = replace(from_plain(node.Harvest, seen), weights=last.weights, need=last.need)
+            harvest = {name: value for name, value in row["observation"].items() if name != "is"}
+            epoch = replace(from_plain(node.Harvest, harvest), weights=last.weights, need=last.need)
             last = node.decide(epoch)
             pairs.append((row["decision"], to_plain(last, tag=True)))
     return pairs

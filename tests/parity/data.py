@@ -77,7 +77,7 @@ def sessions(folder: Path) -> Iterator[Path]:
 
 
 def _together(work: Iterable[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=one) for one in work]
+    threads = [threading.Thread(target=job) for job in work]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -97,26 +97,26 @@ def ingest_effects(events: Sequence[Event]) -> list[str]:
     """Workers were asked for the splits that clients were to have from them, and started and ended as
     decided."""
     wrong: list[str] = []
-    told, asked = set[tuple[Any, ...]](), set[tuple[Any, ...]]()
+    granted, asked = set[tuple[Any, ...]](), set[tuple[Any, ...]]()
     holders: dict[int, str] = {}
     running, leaving, gone = set[str](), set[str](), set[str]()
     for event in events:
-        made, seen = event.get("decision") or {}, event.get("observation") or {}
-        match event["kind"], made.get("is"):
+        decision, observation = event.get("decision") or {}, event.get("observation") or {}
+        match event["kind"], decision.get("is"):
             case "master", _:
-                wrong += _missing(told, asked, gone, leaving)
-                for some in (told, asked, running, leaving, gone, holders):
+                wrong += _missing(granted, asked, gone, leaving)
+                for some in (granted, asked, running, leaving, gone, holders):
                     some.clear()
             case "decision", "SplitGrant" | "ReadAhead" if "client" in event:
-                told.add((made["worker"], event["client"], event["epoch"], made["split"]))
+                granted.add((decision["worker"], event["client"], event["epoch"], decision["split"]))
             case "asked", _:
                 for client, epoch, split, _ in event["splits"]:
                     asked.add((event["worker"], client, epoch, split))
             case "decision", "PoolSize" if "now" in event:
-                if len(running) != seen["workers"]:
-                    wrong.append(f"{sorted(running)} run, decided {seen['workers']}")
+                if len(running) != observation["workers"]:
+                    wrong.append(f"{sorted(running)} run, decided {observation['workers']}")
             case "decision", "DrainWorkers":
-                leaving.update(made["workers"])
+                leaving.update(decision["workers"])
             case "worker starts", _:
                 running.add(event["name"])
             case "worker leaves", _:
@@ -128,18 +128,18 @@ def ingest_effects(events: Sequence[Event]) -> list[str]:
                 gone.add(event["name"])
             case "drawn", _:
                 break
-    return wrong + _missing(told, asked, gone, leaving)
+    return wrong + _missing(granted, asked, gone, leaving)
 
 
 def _missing(
-    told: set[tuple[Any, ...]], asked: set[tuple[Any, ...]], gone: set[str], leaving: set[str]
+    granted: set[tuple[Any, ...]], asked: set[tuple[Any, ...]], gone: set[str], leaving: set[str]
 ) -> list[str]:
     """What was asked for without a decision, and the other way round; and who was to leave, and did not."""
-    other = [f"{one} asked for, which was not decided" for one in sorted(asked - told)]
+    other = [f"{split} asked for, which was not decided" for split in sorted(asked - granted)]
     # one that was killed told no more of what it was asked for
-    never = [one for one in sorted(told - asked) if one[0] not in gone - leaving]
+    never = [split for split in sorted(granted - asked) if split[0] not in gone - leaving]
     stays = [f"{name} was to leave, and did not" for name in sorted(leaving - gone)]
-    return other + [f"{one} decided, which was not asked for" for one in never] + stays
+    return other + [f"{split} decided, which was not asked for" for split in never] + stays
 
 
 def ingest_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
@@ -151,32 +151,37 @@ def ingest_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
             scaler = None
         if event["kind"] != "decision" or "now" not in event:
             continue
-        seen = from_plain(
+        observation = from_plain(
             ingest.PoolLoad, {key: value for key, value in event["observation"].items() if key != "is"}
         )
         if scaler is None:
-            made: list[ingest.PoolSize] = []
+            sizes: list[ingest.PoolSize] = []
             scaler = Autoscaler(
-                seen.settings, seen.workers, event["now"], ingest.POLICIES[event["policy"]],
-                lambda now, seen, scale: made.append(scale),  # noqa: B023
+                observation.settings, observation.workers, event["now"], ingest.POLICIES[event["policy"]],
+                lambda now, observation, scale: sizes.append(scale),  # noqa: B023
             )  # fmt: skip
-            scaler.up, scaler.down = event["now"] - seen.up, event["now"] - seen.down
-            scaler.memory = seen.memory
-        scaler.settings = seen.settings
+            scaler.up, scaler.down = event["now"] - observation.up, event["now"] - observation.down
+            scaler.memory = observation.memory
+        scaler.settings = observation.settings
         scaler.period(
-            event["now"], seen.period, consumed=seen.consumed, stalled=seen.stalled, buffered=seen.buffered,
-            produced=seen.produced, busy=seen.busy, ready=seen.ready,
+            event["now"], observation.period, consumed=observation.consumed, stalled=observation.stalled,
+            buffered=observation.buffered, produced=observation.produced, busy=observation.busy,
+            ready=observation.ready,
         )  # fmt: skip
-        pairs.append((event["decision"], to_plain(made.pop(), tag=True)))
+        pairs.append((event["decision"], to_plain(sizes.pop(), tag=True)))
     return pairs
 
 
 def _ingest(folder: Path) -> Sequence[Path]:
     log = EventLog(folder / "drawn.jsonl")
     log.append("drawn")
-    for seen in ingest_questions():
-        policy = "static" if isinstance(seen, ingest.PoolLoad) and seen.consumed % 4 == 0 else "starvation"
-        log.decision("data.ingest", policy, seen, ingest.POLICIES[policy](seen))
+    for observation in ingest_questions():
+        policy = (
+            "static"
+            if isinstance(observation, ingest.PoolLoad) and observation.consumed % 4 == 0
+            else "starvation"
+        )
+        log.decision("data.ingest", policy, observation, ingest.POLICIES[policy](observation))
     log.close()
     return [*sessions(folder), log.path]
 
@@ -186,18 +191,22 @@ def _embeddings(folder: Path) -> Sequence[Path]:
     from windtunnel.data.embeddings.live.build import build
 
     log = EventLog(spread(folder))
-    for seen, policy in product(embeddings_questions(), embeddings.POLICIES):
+    for observation, policy in product(embeddings_questions(), embeddings.POLICIES):
         try:
-            made = embeddings.POLICIES[policy](seen)
+            decision = embeddings.POLICIES[policy](observation)
         except UserError:  # there is no room
             continue
-        log.decision("data.embeddings", policy, seen, made)
-        if isinstance(seen, embeddings.PlacementRequest) and isinstance(made, embeddings.TablePlacement):
-            statistics: Any = SimpleNamespace(folder=folder, tables=seen.tables, order=lambda name: None)
+        log.decision("data.embeddings", policy, observation, decision)
+        if isinstance(observation, embeddings.PlacementRequest) and isinstance(
+            decision, embeddings.TablePlacement
+        ):
+            statistics: Any = SimpleNamespace(
+                folder=folder, tables=observation.tables, order=lambda name: None
+            )
             shards = [
-                [device, one.name, one.dim, one.fast_rows]
-                for device in range(seen.devices)
-                for one in build(made, statistics, device).values()
+                [device, shard.name, shard.dim, shard.fast_rows]
+                for device in range(observation.devices)
+                for shard in build(decision, statistics, device).values()
             ]
             log.append("built", shards=shards)
     log.close()
@@ -209,45 +218,45 @@ def embeddings_effects(events: Sequence[Event]) -> list[str]:
     the plan."""
     wrong: list[str] = []
     held, placed = defaultdict[int, list[Any]](list), defaultdict[int, list[Any]](list)
-    seen, made, spread = dict[str, Any](), dict[str, Any](), list[tuple[Any, Any]]()
+    observation, decision, spread = dict[str, Any](), dict[str, Any](), list[tuple[Any, Any]]()
     for event in events:
         match event["kind"]:
             case "decision":
-                seen, made = event["observation"], event["decision"]
-                if seen["is"] == "ReplicationRequest":
-                    spread.append((seen, made))
+                observation, decision = event["observation"], event["decision"]
+                if observation["is"] == "ReplicationRequest":
+                    spread.append((observation, decision))
             case "placed":
                 placed[event["rank"]].append(event["rows"])
             case "holds":
                 held[event["rank"]].append(event["rows"])
             case "built":
-                dims = {one["name"]: one["dim"] for one in seen["tables"]}
+                dims = {table["name"]: table["dim"] for table in observation["tables"]}
                 decided = []
-                for one in sorted(made["shards"], key=lambda one: one["device"]):
-                    first, last, name = one["first"], one["last"], one["table"]
+                for shard in sorted(decision["shards"], key=lambda shard: shard["device"]):
+                    first, last, name = shard["first"], shard["last"], shard["table"]
                     named = name if last - first == dims[name] else f"{name}[{first}:{last}]"
-                    decided.append([one["device"], named, last - first, one["fast_rows"]])
+                    decided.append([shard["device"], named, last - first, shard["fast_rows"]])
                 if event["shards"] != decided:
                     wrong.append(f"{event['shards']} were built, decided {decided}")
     # ranks write in no order: their n-th lines belong to the n-th decision
-    for (seen, made), *rows in zip(spread, *(held[rank] for rank in sorted(held)), strict=False):
-        wrong += _spread_otherwise(seen, made, dict(enumerate(rows)))
-    for rank, told in placed.items():
+    for (observation, decision), *rows in zip(spread, *(held[rank] for rank in sorted(held)), strict=False):
+        wrong += _spread_otherwise(observation, decision, dict(enumerate(rows)))
+    for rank, reported in placed.items():
         counts = [{name: len(rows) for name, rows in some.items()} for some in held[rank]]
-        wrong += [f"rank {rank} has {counts} rows, and said {told}"] * (counts != told)
+        wrong += [f"rank {rank} has {counts} rows, and said {reported}"] * (counts != reported)
     return wrong
 
 
-def _spread_otherwise(seen: Any, made: Any, held: dict[int, dict[str, list[int]]]) -> list[str]:
+def _spread_otherwise(observation: Any, decision: Any, held: dict[int, dict[str, list[int]]]) -> list[str]:
     wrong = []
-    for table, cuts in zip(seen["tables"], made["tables"], strict=True):
+    for table, cuts in zip(observation["tables"], decision["tables"], strict=True):
         for row in range(table["rows"]):
             on = [rank for rank in held if row in held[rank][table["name"]]]
-            hosts = sorted(rank // seen["devices"] for rank in on)
+            hosts = sorted(rank // observation["devices"] for rank in on)
             if row < cuts["hot"]:
                 right = len(on) == len(held)
             elif row < cuts["warm"]:
-                right = hosts == list(range(seen["hosts"]))
+                right = hosts == list(range(observation["hosts"]))
             else:
                 right = len(on) == 1
             if not right:
@@ -275,8 +284,8 @@ def _standings(draw: random.Random) -> Iterator[tuple[str, Any]]:
             for place in range(draw.randrange(1, 7))
         )  # fmt: skip
         coordinator, least = draw.choice(["", "x", "y"]), draw.randrange(1, 4)
-        seen = group.Observation(4, members, coordinator, least, draw.choice([4, 64]))
-        yield "given" if number % 10 == 0 else "domains", seen
+        observation = group.Observation(4, members, coordinator, least, draw.choice([4, 64]))
+        yield "given" if number % 10 == 0 else "domains", observation
 
 
 def group_effects(events: Sequence[Event]) -> list[str]:
@@ -284,12 +293,13 @@ def group_effects(events: Sequence[Event]) -> list[str]:
     to that were to be compared."""
     wrong: list[str] = []
     for event, after in pairwise([*events, {"kind": "the end"}]):
-        made = event.get("decision") or {}
-        if event["kind"] == "decision" and "drawn" not in event and made["chain"]:
-            count = len(made["chain"])
+        decision = event.get("decision") or {}
+        if event["kind"] == "decision" and "drawn" not in event and decision["chain"]:
+            count = len(decision["chain"])
             decided = {
-                "chain": made["chain"], "source": made["source"], "copied": sorted(made["compare"]),
-                "epoch": [made["epoch"]] * count, "sequence": [made["sequence"]] * count,
+                "chain": decision["chain"], "source": decision["source"],
+                "copied": sorted(decision["compare"]),
+                "epoch": [decision["epoch"]] * count, "sequence": [decision["sequence"]] * count,
             }  # fmt: skip
             did = {name: after.get(name) for name in decided}
             did["copied"] = sorted(did["copied"] or [])
@@ -300,14 +310,14 @@ def group_effects(events: Sequence[Event]) -> list[str]:
 def group_in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     """The first chain, and the one after its loss."""
     live = [event for event in events if event["kind"] == "decision" and "drawn" not in event]
-    made = [from_plain(group.Decision, one["decision"]) for one in live[:2]]
-    seen = from_plain(group.Observation, live[0]["observation"])
-    (lost,) = set(made[0].chain) - set(made[1].chain)
+    decisions = [from_plain(group.Decision, event["decision"]) for event in live[:2]]
+    observation = from_plain(group.Observation, live[0]["observation"])
+    (lost,) = set(decisions[0].chain) - set(decisions[1].chain)
     there = group_twin.lives(
-        seen.members, {made[1].sequence: lost}, made[1].sequence,
-        window=seen.window, coordinator=seen.coordinator,
+        observation.members, {decisions[1].sequence: lost}, decisions[1].sequence,
+        window=observation.window, coordinator=observation.coordinator,
     )  # fmt: skip
-    return list(zip(made, there, strict=True))
+    return list(zip(decisions, there, strict=True))
 
 
 def files_logs(folder: Path) -> list[Path]:
@@ -369,8 +379,8 @@ def files_effects(events: Sequence[Event]) -> list[str]:
     for event in events:
         if "drawn" in event or event.get("capability") != "data.files":
             continue
-        host, made = event["host"], event.get("decision")
-        if made is None:
+        host, decision = event["host"], event.get("decision")
+        if decision is None:
             decided = open_decisions.pop(host, None)
             if decided is None:
                 continue
@@ -378,8 +388,8 @@ def files_effects(events: Sequence[Event]) -> list[str]:
                 wrong.append(f"{host}: epoch {event['epoch']} of {event['chain']}, decided {decided}")
             if not event["leads"] and event["epoch"] < decided["epoch"]:
                 wrong.append(f"{host}: follows in epoch {event['epoch']}, decided {decided}")
-        elif made["is"] == "ChainChange":
-            open_decisions[host] = made
+        elif decision["is"] == "ChainChange":
+            open_decisions[host] = decision
     return wrong
 
 

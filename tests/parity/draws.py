@@ -44,8 +44,8 @@ def any_of(kind: type, seed: int, count: int, /, **fields: Sequence[Any]) -> Ite
 
 def elastic_drawn() -> Iterator[tuple[str, rules.Observation]]:
     """Each of the six questions, some hundred times in all."""
-    for one in _elastic_drawn():
-        yield one.rules.on_loss if isinstance(one, rules.Change) else "replace", one
+    for observation in _elastic_drawn():
+        yield observation.rules.on_loss if isinstance(observation, rules.Change) else "replace", observation
 
 
 def _elastic_drawn() -> Iterator[rules.Observation]:
@@ -93,8 +93,8 @@ NEWEST = "newest"
 
 def checkpoint_drawn() -> Iterator[tuple[str, checkpoint.Observation]]:
     """Slots, placements, chunks and windows; and what is there after losses, courses and faults."""
-    for one in _checkpoint_drawn():
-        yield NEWEST, one
+    for observation in _checkpoint_drawn():
+        yield NEWEST, observation
 
 
 def _checkpoint_drawn() -> Iterator[checkpoint.Observation]:
@@ -150,7 +150,7 @@ def _inventory(rng: random.Random) -> checkpoint.Inventory:
     )  # fmt: skip
     known = tuple(Commit(step, course) for step in (4, 5) for course in (1, 2))
     log = Log(
-        tuple(one for one in known if rng.random() < 0.7),
+        tuple(commit for commit in known if rng.random() < 0.7),
         tuple(Persisted(step, 1, "check") for step in (2, 3) if rng.random() < 0.7),
         rng.choice([-1, 5]), rng.choice([-1, 2, 5]),
     )  # fmt: skip
@@ -176,8 +176,8 @@ def pipelines_drawn() -> Iterator[tuple[str, pipelines.Observation]]:
         yield "search", pipelines.InDoubt(standings, 3)
     for _ in range(200):
         n0, count = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 5])
-        made = tuple(_template(rng, n0 + n) for n in range(count))
-        templates, hosts = TemplateSet(n0, rng.choice([1, 2]), made), rng.choice([4, 7, 13, 90, 90])
+        layouts = tuple(_template(rng, n0 + n) for n in range(count))
+        templates, hosts = TemplateSet(n0, rng.choice([1, 2]), layouts), rng.choice([4, 7, 13, 90, 90])
         first = pipelines.HostsChanged(templates, None, (*range(hosts),), 96, (1.0,) * 8)
         before = pipelines.decide(first)
         assert isinstance(before, Reconfiguration)
@@ -239,9 +239,9 @@ def _profile(rng: random.Random) -> SyncProfile:
         )
         codecs.append(CodecCost(name, points, summable))
     sums = tuple(
-        SumTime(one.name, scheme, rng.random())
-        for one in tensors
-        if one.sparsity
+        SumTime(tensor.name, scheme, rng.random())
+        for tensor in tensors
+        if tensor.sparsity
         for scheme in ("zen", "dense")
     )
     network = JobNetwork(hosts, each, tuple(calls), rng.choice([(), sums]))
@@ -278,7 +278,7 @@ def emulate_drawn() -> Iterator[tuple[str, emulate.Observation]]:
             kind = {
                 rank: rank // 2 if rank < world - 2 or rng.random() < 0.5 else 99 for rank in range(world)
             }
-        seen = emulate.Observation(
+        observation = emulate.Observation(
             world, rng.choice(["auto"] * 6 + ["all", " all", "0,3-5"]), rng.choice([8, 256]),
             peers={"pipeline": (4,), "ring": (1, 7), "deep": (2,)}.get(name, ()), families=tuple(families),
             checks=rng.choice([0, 4, 16]), devices_per_host=8,
@@ -288,18 +288,18 @@ def emulate_drawn() -> Iterator[tuple[str, emulate.Observation]]:
             for n in range(rng.choice([0, 1, 3]))
         )  # fmt: skip
         hidden = rng.choice([(), (7,), (7, 9)])  # call something else, where nobody has looked
-        yield from _asked(seen, kind, conditions, hidden, rng.random() < 0.3)
+        yield from _asked(observation, kind, conditions, hidden, rng.random() < 0.3)
 
 
 def _asked(
-    seen: emulate.Observation, kind: dict[int, int], conditions: tuple[emulate.Condition, ...],
+    observation: emulate.Observation, kind: dict[int, int], conditions: tuple[emulate.Condition, ...],
     hidden: tuple[int, ...], refuses: bool,
 ) -> Iterator[tuple[str, emulate.Observation]]:  # fmt: skip
-    policy = name_of(seen.ranks)
+    policy = name_of(observation.ranks)
     classes: dict[int, int] = {}
     while True:
-        yield policy, seen
-        answer = emulate.POLICIES[policy](seen)
+        yield policy, observation
+        answer = emulate.POLICIES[policy](observation)
         if isinstance(answer, emulate.CheckedCells):
             return
         if isinstance(answer, emulate.Capture):
@@ -307,14 +307,16 @@ def _asked(
                 classes.setdefault(kind[rank] + 1000 * (rank in hidden), len(classes))
             captured = {
                 rank: classes[kind[rank] + 1000 * (rank in hidden)]
-                for rank in (*seen.captured, *answer.ranks)
+                for rank in (*observation.captured, *answer.ranks)
             }
             calls = tuple(number for number in range(len(classes)))
             source = emulate.RankSource("x.py:1", {rank: rank for rank in captured})
-            seen = replace(seen, captured=captured, calls=calls, conditions=conditions, sources=(source,))
+            observation = replace(
+                observation, captured=captured, calls=calls, conditions=conditions, sources=(source,)
+            )
         else:
             outlines = {
                 rank: -1 if refuses else classes.get(kind[rank] + 1000 * (rank in hidden), 50 + rank // 8)
                 for rank in answer.ranks
             }
-            seen = replace(seen, checked={**seen.checked, **outlines})
+            observation = replace(observation, checked={**observation.checked, **outlines})

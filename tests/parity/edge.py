@@ -70,12 +70,12 @@ def federated_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
         labels = np.concatenate([np.full(device.samples, device.label) for device in live.devices])
         samples = data.Samples(np.zeros((len(labels), 4)), labels, 4)
         federation = data.Federation("recorded", samples, samples, parts)
-        made = twin.rounds(
+        rounds = twin.rounds(
             federation, models.model("softmax", 4, 4), live.settings, models.LocalTraining(epochs=1),
             links=[device.link for device in live.devices], server_link=live.server_link,
             bytes_each=live.model / 20, count=live.round + 1, seed=live.seed,
         )  # fmt: skip
-        decision = [decision for observation, decision, _ in made if observation.round == live.round]
+        decision = [decision for observation, decision, _ in rounds if observation.round == live.round]
         pairs.append((from_plain(policy.Decision, event["decision"]), decision[0] if decision else None))
     return pairs
 

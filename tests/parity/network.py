@@ -36,7 +36,11 @@ from windtunnel.network.sharing.policy.units import rate_units
 
 Draw = np.random.Generator
 UNPACED = 2**32 - 1
-POLICIES = {one.name: one.room("policy") for one in CAPABILITIES if one.name.startswith("network.")}
+POLICIES = {
+    capability.name: capability.room("policy")
+    for capability in CAPABILITIES
+    if capability.name.startswith("network.")
+}
 
 
 def _done(events: Sequence[Event]) -> Iterator[tuple[Any, Any, Event]]:
@@ -45,14 +49,16 @@ def _done(events: Sequence[Event]) -> Iterator[tuple[Any, Any, Event]]:
     for event, after in pairwise([*events, {"kind": "the end"}]):
         if event["kind"] == "decision" and "drawn" not in event:
             policy = POLICIES[event["capability"]]
-            seen = from_plain(policy.Observation, event["observation"])
-            yield seen, from_plain(policy.Decision, event["decision"]), after
+            observation = from_plain(policy.Observation, event["observation"])
+            yield observation, from_plain(policy.Decision, event["decision"]), after
 
 
-def _told(made: Any, wanted: Any, after: Event) -> list[str]:
+def _deviations(decision: Any, wanted: Any, after: Event) -> list[str]:
     """What live did other than it is wanted to."""
     did = {name: value for name, value in after.items() if name in wanted}
-    return [] if did == wanted and after["kind"] == "effect" else [f"of {made} came {after}, not {wanted}"]
+    return (
+        [] if did == wanted and after["kind"] == "effect" else [f"of {decision} came {after}, not {wanted}"]
+    )
 
 
 def _of(draw: Draw, *values: Any) -> Any:
@@ -82,9 +88,9 @@ def _shares(draw: Draw) -> Iterator[tuple[str, Any]]:
 
 def shared(events: Sequence[Event]) -> list[str]:
     faults = []
-    for _, made, after in _done(events):
-        wanted = [max(map(rate_units, pair)) for pair in zip(made.own, made.lent, strict=True)]
-        faults += _told(made, {"lent": wanted}, after)
+    for _, decision, after in _done(events):
+        wanted = [max(map(rate_units, pair)) for pair in zip(decision.own, decision.lent, strict=True)]
+        faults += _deviations(decision, {"lent": wanted}, after)
     return faults
 
 
@@ -118,15 +124,21 @@ def _queues(draw: Draw) -> Iterator[tuple[str, Any]]:
 
 def held(events: Sequence[Event]) -> list[str]:
     faults = []
-    for seen, made, after in _done(events):
-        payload = (seen.settings.packet - 52) / (seen.settings.packet + 14)
+    for observation, decision, after in _done(events):
+        payload = (observation.settings.packet - 52) / (observation.settings.packet + 14)
         wanted = [
             [0] * 6
-            if one.free
-            else [*one.each, one.turn, one.flows, UNPACED if one.pace is None else int(one.pace * payload), 0]
-            for one in made.shares
+            if share.free
+            else [
+                *share.each,
+                share.turn,
+                share.flows,
+                UNPACED if share.pace is None else int(share.pace * payload),
+                0,
+            ]
+            for share in decision.shares
         ]
-        faults += _told(made, {"clamps": wanted}, after)
+        faults += _deviations(decision, {"clamps": wanted}, after)
     return faults
 
 
@@ -161,21 +173,29 @@ SENT = {"complete": 1, "raw": 1, "swap": 1, "flush": 2}
 
 def added(events: Sequence[Event]) -> list[str]:
     faults, asked, reminders = [], 0, 0
-    for seen, made, after in _done(events):
-        match made:
+    for observation, decision, after in _done(events):
+        match decision:
             case ResendDecision():  # all that came at once are followed by how often it has asked by then
                 asked += 1
                 reminders = after.get("reminders", reminders)
             case SumDecision(action="answer", have=have):  # to whom asks again, and to nobody else
-                faults += _told(made, {"have": have}, after)
+                faults += _deviations(decision, {"have": have}, after)
             case SumDecision(action, have):
-                faults += _told(made, {"have": have, "sent": int(action in ("take", "complete"))}, after)
-            case _ if made.action == "flush" and not seen.whole:
-                faults += _told(made, {"occupied": 0, "sent": 2}, after)
+                faults += _deviations(
+                    decision, {"have": have, "sent": int(action in ("take", "complete"))}, after
+                )
+            case _ if decision.action == "flush" and not observation.whole:
+                faults += _deviations(decision, {"occupied": 0, "sent": 2}, after)
             case _:
-                rest = {"there": made.there, "level": made.level, "sent": SENT.get(made.action, 0)}
-                held = {"take": 1, "add": 1, "swap": 1, "complete": 0}.get(made.action, int(seen.occupied))
-                faults += _told(made, {**rest, "occupied": held}, after)
+                rest = {
+                    "there": decision.there,
+                    "level": decision.level,
+                    "sent": SENT.get(decision.action, 0),
+                }
+                held = {"take": 1, "add": 1, "swap": 1, "complete": 0}.get(
+                    decision.action, int(observation.occupied)
+                )
+                faults += _deviations(decision, {**rest, "occupied": held}, after)
     return faults + [f"{asked} reminders were decided and {reminders} sent"] * (asked != reminders)
 
 
@@ -194,27 +214,36 @@ def _instants(draw: Draw) -> Iterator[tuple[str, Observation]]:
         for _ in range(8 if schedule == "mxdag" else 2):
             jobs = [generate.random_graph(f"j{k}", draw, hosts=2, tasks=6, begins=k / 2) for k in range(3)]
             jobs.append(generate.mapreduce("m", draw, hosts=2, maps=2, reduces=2, begins=0.5))
-            yield from ((schedule, seen) for seen in islice(_looks(jobs, schedule), 20))
+            yield from ((schedule, observation) for observation in islice(_looks(jobs, schedule), 20))
     jobs = [generate.random_graph("many", draw, hosts=2, tasks=20)]
-    yield "mxdag", next(seen for seen in _looks(jobs, "mxdag") if any(one.ready for one in seen.pending))
+    yield (
+        "mxdag",
+        next(
+            observation
+            for observation in _looks(jobs, "mxdag")
+            if any(task.ready for task in observation.pending)
+        ),
+    )
 
 
 def _looks(jobs: list[GraphJob], schedule: str) -> Iterator[Observation]:
-    seen: list[Observation] = []
-    twin.emulate(jobs, generate.hosts(2), schedule, decided=lambda one, _: seen.append(one))
-    return iter(seen)
+    observations: list[Observation] = []
+    twin.emulate(
+        jobs, generate.hosts(2), schedule, decided=lambda observation, _: observations.append(observation)
+    )
+    return iter(observations)
 
 
 def ordered(events: Sequence[Event]) -> list[str]:
     faults, under_way = [], set()
-    for seen, made, after in _done(events):
-        loads = {(one.job, one.task.name): one.task.loads for one in seen.pending}
-        rates = filled(made.shares, loads, seen.resources)
-        keys = [(one.job, one.task) for one in made.shares]
-        faults += _told(made, {
+    for observation, decision, after in _done(events):
+        loads = {(pending.job, pending.task.name): pending.task.loads for pending in observation.pending}
+        rates = filled(decision.shares, loads, observation.resources)
+        keys = [(share.job, share.task) for share in decision.shares]
+        faults += _deviations(decision, {
             "rates": [[*key, rates[key] * max(times for _, times in loads[key])] for key in keys],
             "sent": [list(key) for key in keys if key not in under_way],
-            "begun": [list(key) for key in made.begin],
+            "begun": [list(key) for key in decision.begin],
         }, after)  # fmt: skip
         under_way |= set(keys)
     return faults
@@ -223,27 +252,32 @@ def ordered(events: Sequence[Event]) -> list[str]:
 def in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     """Jobs that come when they came live: who begins, and who goes before whom, as often as that changes."""
     jobs: dict[str, tuple[float, list[PendingTask]]] = {}
-    live: list[tuple[Observation, Decision]] = [(seen, made) for seen, made, _ in _done(events)]
-    for seen, _ in live:
-        for job in {one.job for one in seen.pending} - jobs.keys():
-            jobs[job] = seen.now, [one for one in seen.pending if one.job == job]
+    live: list[tuple[Observation, Decision]] = [
+        (observation, decision) for observation, decision, _ in _done(events)
+    ]
+    for observation, _ in live:
+        for job in {pending.job for pending in observation.pending} - jobs.keys():
+            jobs[job] = observation.now, [pending for pending in observation.pending if pending.job == job]
     coming = [
-        GraphJob(name, tuple(one.task for one in tasks), begins) for name, (begins, tasks) in jobs.items()
+        GraphJob(name, tuple(pending.task for pending in tasks), begins)
+        for name, (begins, tasks) in jobs.items()
     ]
     there: list[Decision] = []
     first = live[0][0]
-    twin.emulate(coming, first.resources, first.schedule, decided=lambda _, made: there.append(made))
+    twin.emulate(coming, first.resources, first.schedule, decided=lambda _, decision: there.append(decision))
 
     def changes(decisions: Iterable[Decision]) -> list[Any]:
-        found: list[Any] = [None]
-        for made in decisions:
-            ranks = [(one.job, one.task, one.priority) for one in made.shares]
-            found += [(made.begin, ranks)] * (bool(made.begin) or found[-1] is None or found[-1][1] != ranks)
-        return found[1:]
+        changed: list[Any] = [None]
+        for decision in decisions:
+            ranks = [(share.job, share.task, share.priority) for share in decision.shares]
+            changed += [(decision.begin, ranks)] * (
+                bool(decision.begin) or changed[-1] is None or changed[-1][1] != ranks
+            )
+        return changed[1:]
 
-    theirs, own = changes(made for _, made in live), changes(there)
+    theirs, own = changes(decision for _, decision in live), changes(there)
     length = max(len(theirs), len(own))
-    return list(zip(*(found + [None] * (length - len(found)) for found in (theirs, own)), strict=True))
+    return list(zip(*(side + [None] * (length - len(side)) for side in (theirs, own)), strict=True))
 
 
 # --- multicast: who relays, and what is asked for again
@@ -262,18 +296,18 @@ def _fabrics(draw: Draw) -> Iterator[tuple[str, Any]]:
         sources = draw.choice(racks, int(draw.integers(1, 4))).tolist()
         requests = tuple(
             multicast.MulticastRequest(
-                one, tuple(to for to in racks if to != one and draw.random() < _of(draw, 0.2, 1))
+                source, tuple(to for to in racks if to != source and draw.random() < _of(draw, 0.2, 1))
             )
-            for one in sources
+            for source in sources
         )
-        dead = tuple(one for one in racks if one not in sources and draw.random() < _of(draw, 0, 0.1))
-        cut = tuple((one, to) for one in racks for to in shuffle.fed_by(one) if draw.random() < 0.1)
-        seen = multicast.SplitterFabric(shuffle.p, shuffle.k, requests, dead, _of(draw, (), cut))
+        dead = tuple(rack for rack in racks if rack not in sources and draw.random() < _of(draw, 0, 0.1))
+        cut = tuple((rack, to) for rack in racks for to in shuffle.fed_by(rack) if draw.random() < 0.1)
+        fabric = multicast.SplitterFabric(shuffle.p, shuffle.k, requests, dead, _of(draw, (), cut))
         try:
-            multicast.decide(seen)
+            multicast.decide(fabric)
         except UserError:
             continue  # a rack is cut off
-        yield "serial" if number % 8 == 0 else "packed", seen
+        yield "serial" if number % 8 == 0 else "packed", fabric
     for _ in range(200):
         missing = tuple(range(int(_of(draw, 1, 3, MOST + 5))))
         hop, asked = int(draw.integers(1, 5)), int(_of(draw, 0, 1, 2, 3, 4, TRIES - 1, TRIES))
@@ -292,23 +326,23 @@ def relayed(events: Sequence[Event]) -> list[str]:
     tree: Any = None
     for event in events:
         if event["kind"] == "decision" and "drawn" not in event:
-            made: Any = from_plain(multicast.Decision, event["decision"])
-            if isinstance(made, RepairDecision):
+            decision: Any = from_plain(multicast.Decision, event["decision"])
+            if isinstance(decision, RepairDecision):
                 if event["rack"] in asked:
                     faults.append(f"rack {event['rack']} did not do {asked[event['rack']]}")
-                asked[event["rack"]] = made
+                asked[event["rack"]] = decision
             else:
-                ((tree,),) = made.rounds
+                ((tree,),) = decision.rounds
         elif event["kind"] == "effect" and "ask" in event:
             wanted = asked.pop(event["rack"], None)
-            faults += _told(wanted, {"ask": wanted.ask, "packets": list(wanted.packets)}, event)
+            faults += _deviations(wanted, {"ask": wanted.ask, "packets": list(wanted.packets)}, event)
         elif event["kind"] == "effect":
             feeders = {rack: feeder for rack, feeder, _ in tree.listeners}
             rack, relays = event["rack"], event["rack"] in tree.transmitters
-            faults += _told(tree, {"feeder": feeders.get(rack, -1)}, event)
+            faults += _deviations(tree, {"feeder": feeders.get(rack, -1)}, event)
             if bool(event["relayed"]) != relays:
                 faults.append(f"rack {rack} sent {event['relayed']} packets; it is to relay: {relays}")
-    return faults + [f"rack {rack} did not do {made}" for rack, made in asked.items()]
+    return faults + [f"rack {rack} did not do {repair}" for rack, repair in asked.items()]
 
 
 # --- mobilerate: the pace of the next interval
@@ -327,17 +361,19 @@ def _intervals(draw: Draw) -> Iterator[tuple[str, Any]]:
 
     for policy in RATES:
         rare = 20
-        for number, (seen, made) in enumerate(driven(policy, draw, 2000, Rates(intervals=50))):
-            makes_up = rare > 0 and made.memory.unsent < seen.memory.unsent
+        for number, (observation, decision) in enumerate(driven(policy, draw, 2000, Rates(intervals=50))):
+            makes_up = rare > 0 and decision.memory.unsent < observation.memory.unsent
             rare -= makes_up
             if makes_up or number % 23 == 0:
-                yield policy, seen
+                yield policy, observation
 
 
 def paced(events: Sequence[Event]) -> list[str]:
     faults = []
-    for seen, made, after in _done(events):
-        faults += _told(made, {"gap_ns": round(seen.settings.packet / made.rate * 1e9)}, after)
+    for observation, decision, after in _done(events):
+        faults += _deviations(
+            decision, {"gap_ns": round(observation.settings.packet / decision.rate * 1e9)}, after
+        )
     return faults
 
 

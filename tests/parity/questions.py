@@ -25,9 +25,9 @@ from windtunnel.store.eventlog import EventLog
 def asked(log: EventLog, name: str, room: Any, observations: Iterable[Any]) -> None:
     """Decisions on ``observations`` by any of a capability's policies, one in two by the first."""
     rng, policies = random.Random(name), list(room.POLICIES)
-    for seen in observations:
+    for observation in observations:
         policy = rng.choice([rng.choice(policies), policies[0]])
-        log.decision(name, policy, seen, room.POLICIES[policy](seen))
+        log.decision(name, policy, observation, room.POLICIES[policy](observation))
 
 
 def questions(name: str) -> Iterator[Any]:
@@ -89,32 +89,32 @@ def variants_questions() -> Iterator[Any]:
     for at in range(150):
         some = tuple(
             Variant(
-                f"v{one}", "net", "task", hardware=rng.choice([CPU, "gpu"]), threads=rng.choice([1, 4]),
+                f"v{number}", "net", "task", hardware=rng.choice([CPU, "gpu"]), threads=rng.choice([1, 4]),
                 batch=rng.choice([1, 8]), load=rng.choice([0.5, 5.0]), slope=rng.choice([0.001, 0.01]),
                 intercept=rng.choice([0.0, 0.002, 0.12]), memory=rng.choice([1 << 20, 1 << 30]),
                 accuracy=rng.choice([0.6, 0.7, 0.8]), price=rng.choice([1e-5, 1e-4]),
             )
-            for one in range(3)
+            for number in range(3)
         )  # fmt: skip
         hosts = tuple(
             ReplicaHost(
-                f"h{one}", rng.choice([CPU, CPU, "gpu"]), 4, rng.choice([1 << 25, 3 << 30, 9 << 30]),
+                f"h{number}", rng.choice([CPU, CPU, "gpu"]), 4, rng.choice([1 << 25, 3 << 30, 9 << 30]),
                 rng.choice([0.01, 0.2, 0.9]), rng.choice(["", "", "net"]),
             )
-            for one in range(rng.randint(0, 3))
+            for number in range(rng.randint(0, 3))
         )  # fmt: skip
         held = tuple(
             HostReplicas(
-                f"h{one}", rng.choice(["active", "active", "overloaded"]), 1, rng.choice([0.0, 30.0]),
+                f"h{number}", rng.choice(["active", "active", "overloaded"]), 1, rng.choice([0.0, 30.0]),
                 rng.choice([0.0, 0.0, 0.3]), 1.0, rng.randint(0, 2),
             )
-            for one in range(3)
+            for number in range(3)
         )  # fmt: skip
         query = Query(
             at, "task", rng.choice([1, 1, 1, 9]), rng.choice([0.0, 0.65, 0.9]),
             rng.choice([0.001, 0.05, 0.3, 7.0, inf]), rng.choice([inf, inf, inf, 1e-6]), rng.random() < 0.2,
         )  # fmt: skip
-        candidates = tuple(VariantCandidate(one, held[: rng.choice([0, 0, 1, 2])]) for one in some)
+        candidates = tuple(VariantCandidate(variant, held[: rng.choice([0, 0, 1, 2])]) for variant in some)
         yield VariantQuery(
             query, candidates, hosts, ("v1",) * (at % 2), rng.choice(["", "v2"]), at % 3 > 0,
             rng.choice([1, 2000]), rng.choice([0.0, 0.2]),
@@ -131,11 +131,12 @@ def variants_questions() -> Iterator[Any]:
         )  # fmt: skip
         running = tuple(
             Running(
-                one, rng.choice([1, 2]), rng.choice([0.0, 0.02, 5.0, 90.0, 2000.0]), rng.choice([0, 0, 0, 3]),
+                variant, rng.choice([1, 2]), rng.choice([0.0, 0.02, 5.0, 90.0, 2000.0]),
+                rng.choice([0, 0, 0, 3]),
                 rng.choice(["active", "active", "overloaded"]), rng.choice([0.005, 0.2, inf]), 0.6,
                 rng.choice([0, 9, 19, 299]),
             )
-            for one in some[: rng.randint(1, 2)]
+            for variant in some[: rng.randint(1, 2)]
         )  # fmt: skip
         if hosts:
             yield Load(hosts[0], running, some[2:], hosts[1:])
@@ -149,7 +150,9 @@ def ingest_questions() -> Iterator[ingest.Observation]:
     """Observations that are drawn."""
     rng = random.Random(5)
     for _ in range(200):
-        workers = tuple(ingest.SplitWorker(f"w{one}", rng.randint(0, 2)) for one in range(rng.randint(0, 6)))
+        workers = tuple(
+            ingest.SplitWorker(f"w{number}", rng.randint(0, 2)) for number in range(rng.randint(0, 6))
+        )
         peers = tuple(
             ingest.PeerClient(
                 rng.randint(0, 6), 0, rng.choice([0, 0, 1]), rng.random() < 0.6, rng.random() < 0.4
@@ -181,7 +184,7 @@ def embeddings_questions() -> Iterator[embeddings.Observation]:
     rng = random.Random(8)
     for at in range(90):
         tables = []
-        for one in range(rng.choice([1, 2, 3, 5, 9])):
+        for number in range(rng.choice([1, 2, 3, 5, 9])):
             rows, dim = rng.choice([7, 100, 100, 5000]), rng.choice([3, 16, 64])
             points = rng.choice([1, 3, 3, rows if rows == 100 else 3])
             ranks = tuple(rows * point // points for point in range(points + 1))
@@ -189,7 +192,9 @@ def embeddings_questions() -> Iterator[embeddings.Observation]:
             curve = (ranks, shares) if points > 1 else ((), ())
             state = rng.choice([0, 4, 4 * dim])
             mean, sequence = rng.choice([1.0, 30.0]), rng.random() < 0.5
-            tables.append(EmbeddingTable(f"t{one}", rows, dim, "float32", mean, 1.0, sequence, *curve, state))
+            tables.append(
+                EmbeddingTable(f"t{number}", rows, dim, "float32", mean, 1.0, sequence, *curve, state)
+            )
         if at % 2:
             memory = rng.choice([None, None, 3e6])
             yield embeddings.ReplicationRequest(
@@ -197,7 +202,7 @@ def embeddings_questions() -> Iterator[embeddings.Observation]:
                 rng.random() < 0.5, memory, rng.random() < 0.3,
             )  # fmt: skip
         else:
-            total = sum(one.total_bytes for one in tables)
+            total = sum(table.total_bytes for table in tables)
             fast, slow = (
                 MemoryTier(total / rng.choice([2, 9]), 1e11),
                 MemoryTier(rng.choice([0.4, 0.5, 2.0]) * total, 1e9),

@@ -78,19 +78,22 @@ def engine_effects(events: Sequence[Event]) -> list[str]:
     """Who was admitted, refused and prefilled in each step."""
     wrong, waited = [], False
     for number, (decisions, step) in enumerate(steps(events, "serving.engine"), 1):
-        made = [one["decision"] for one in decisions]
-        filled = [part for one in made for part in one["prefill"]]
-        admitted = [one for part in made for one in part["admit"]]
-        if (late := [one for part in made for one in part["refuse"]]) != step["refused"]:
+        decided = [event["decision"] for event in decisions]
+        filled = [part for decision in decided for part in decision["prefill"]]
+        admitted = [request for part in decided for request in part["admit"]]
+        if (late := [request for part in decided for request in part["refuse"]]) != step["refused"]:
             wrong.append(f"step {number}: refused {step['refused']}, decided {late}")
-        if [one for one, _ in step.get("admitted", ())] != admitted:
+        if [request for request, _ in step.get("admitted", ())] != admitted:
             wrong.append(f"step {number}: admitted {step.get('admitted')}, decided {admitted}")
         computed = step.get("computed", [])
-        if computed[: len(filled)] != filled or any(one[2] != 1 for one in computed[len(filled) :]):
+        if computed[: len(filled)] != filled or any(entry[2] != 1 for entry in computed[len(filled) :]):
             wrong.append(f"step {number}: computed {computed}, decided {filled}")
-        for one in decisions:
-            seen = one["observation"]
-            waited |= any(part["reserve"] > seen["free"] for part in seen["waiting"]) and seen["slots"] > 0
+        for event in decisions:
+            observation = event["observation"]
+            waited |= (
+                any(part["reserve"] > observation["free"] for part in observation["waiting"])
+                and observation["slots"] > 0
+            )
     return wrong if waited else [*wrong, "nobody waited for memory"]
 
 
@@ -99,9 +102,10 @@ def branching_effects(events: Sequence[Event]) -> list[str]:
     wrong = []
     for number, (decisions, step) in enumerate(steps(events, "serving.branching"), 1):
         computed = {(request, unit) for request, unit, _ in step.get("computed", ())}
-        for one in decisions[-1:]:
-            seen, chosen = one["observation"], {tuple(unit) for unit in one["decision"]["admitted"]}
-            asked = {(part["request"], part["unit"]) for part in seen["candidates"]}
+        for event in decisions[-1:]:
+            observation = event["observation"]
+            chosen = {tuple(unit) for unit in event["decision"]["admitted"]}
+            asked = {(part["request"], part["unit"]) for part in observation["candidates"]}
             if computed & asked != chosen:
                 wrong.append(f"step {number}: {computed & asked} took part, decided {chosen}")
     return wrong
@@ -199,15 +203,15 @@ def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
             if event["kind"] == "looked":
                 looked.setdefault(event["request"], deque()).append((event["cached"], tuple(event["stops"])))
         took = Took(deque(event["ended"] - event["began"] for event in some if event.get("computed")))
-        made: list[Any] = []
+        decisions: list[Any] = []
         served = serve(
             [from_plain(InferenceRequest, event["request"]) for event in arrived],
             from_plain(StepLimits, some[0]["limits"]), from_plain(StepTime, some[0]["time"]), jump=False,
             truth=took, prefixes=Looked(looked),  # type: ignore[arg-type]
-            log=lambda name, policy, seen, decision: made.append(to_plain(decision, tag=True)),  # noqa: B023
+            log=lambda name, policy, observation, decision: decisions.append(to_plain(decision, tag=True)),  # noqa: B023
         )  # fmt: skip
         live = [event["decision"] for event in some if event["kind"] == "decision"]
-        pairs += zip_longest(live, made)
+        pairs += zip_longest(live, decisions)
         late = {number for event in some for number in event.get("refused", ()) if event["kind"] == "step"}
         left = [event["refused"] == "queue" or event["request"]["id"] in late for event in arrived]
         pairs.append((left, served.refused.tolist()))
@@ -216,13 +220,13 @@ def engine_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
 
 def in_time(events: Sequence[Event]) -> list[Event]:
     """Events of vLLM as the twin lives them: a request comes when its step is planned."""
-    made: list[Event] = json.loads(json.dumps(events))
-    for event in made:
+    planned: list[Event] = json.loads(json.dumps(events))
+    for event in planned:
         if event["kind"] == "arrives":
             request = event["request"]
             request["objective"]["ttft"] += request["arrival"] - event["now"]
             request["arrival"] = event["now"]
-    return made
+    return planned
 
 
 def variants_recorded(folder: Path) -> Sequence[Path]:
@@ -237,17 +241,17 @@ def variants_recorded(folder: Path) -> Sequence[Path]:
 
 def desk(events: Sequence[Event]) -> tuple[list[Any], list[list[Any]]]:
     """What the desk decides and says is to be done if it is told, at the same times, what live's was."""
-    made: list[Any] = []
+    decisions: list[Any] = []
     done: list[list[Any]] = []
     policy = next(event["policy"] for event in events if event["kind"] == "decision")
 
-    def decide(seen: Any) -> Any:
-        made.append(variants.POLICIES[policy](seen))
-        return made[-1]
+    def decide(observation: Any) -> Any:
+        decisions.append(variants.POLICIES[policy](observation))
+        return decisions[-1]
 
     def effects(some: Iterable[Effect]) -> None:
-        for one in some:
-            match one:
+        for effect in some:
+            match effect:
                 case BatchRun(group, batch):
                     done.append(["runs", group.variant.name, [each.query.id for each in batch]])
                 case RequestFailure(request, _, refused, after) if request.query.id not in left:
@@ -263,11 +267,11 @@ def desk(events: Sequence[Event]) -> tuple[list[Any], list[list[Any]]]:
         now, kind, variant = event.get("now", 0.0), event["kind"], event.get("variant", "")
         match kind:
             case "service":
-                known = [from_plain(Variant, one) for one in event["variants"]]
+                known = [from_plain(Variant, fields) for fields in event["variants"]]
                 there = Desk(known, decide, pinned=event["pinned"], grows=False)
                 host = Hosted(name="this host", hardware=CPU, cores=event["cores"], free=event["free"])
                 there.hosts[host.name] = host
-                groups = {one.name: there.group(one.name, host.name) for one in known}
+                groups = {variant.name: there.group(variant.name, host.name) for variant in known}
             case "arrives":
                 request = Waits(from_plain(Query, event["query"]), now, kind=event["alike"])
                 requests[request.query.id] = request
@@ -281,7 +285,7 @@ def desk(events: Sequence[Event]) -> tuple[list[Any], list[list[Any]]]:
                 effects(there.unloadable(groups[variant], event["due"], event["why"], now))
             case "answered" | "died" | "refused":
                 begun = [batch for batch, _ in groups[variant].begun.values()]
-                batch = next(one for one in begun if [it.query.id for it in one] == event["requests"])
+                batch = next(batch for batch in begun if [it.query.id for it in batch] == event["requests"])
                 more = event["seconds"] if kind == "answered" else event["why"]
                 effects(getattr(there, kind)(groups[variant], batch, more, now))
             case "second":
@@ -292,7 +296,7 @@ def desk(events: Sequence[Event]) -> tuple[list[Any], list[list[Any]]]:
                 done.append([kind, event["request"], group.variant.name if group else ""])
             case "drawn":
                 break
-    return made, done
+    return decisions, done
 
 
 FIELDS = {
@@ -306,16 +310,16 @@ def variants_effects(events: Sequence[Event]) -> list[str]:
     _, decided = desk(events)
     wrong = []
     for kind, fields in FIELDS.items():
-        live = [[kind, *(event[one] for one in fields)] for event in events if event["kind"] == kind]
-        said = [one for one in decided if one[0] == kind]
-        wrong += [f"{one}, decided {other}" for one, other in zip_longest(live, said) if one != other]
+        live = [[kind, *(event[field] for field in fields)] for event in events if event["kind"] == kind]
+        said = [entry for entry in decided if entry[0] == kind]
+        wrong += [f"{entry}, decided {other}" for entry, other in zip_longest(live, said) if entry != other]
     return wrong
 
 
 def variants_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     begun = next(at for at, event in enumerate(events) if event["kind"] == "drawn")
     live = [event["decision"] for event in events[:begun] if event["kind"] == "decision"]
-    return list(zip_longest(live, (to_plain(one, tag=True) for one in desk(events)[0])))
+    return list(zip_longest(live, (to_plain(decision, tag=True) for decision in desk(events)[0])))
 
 
 PARITY = {

@@ -55,13 +55,13 @@ def trained(folder: Path, *words: str | Path) -> Path:
 
 def runs(events: Sequence[Event]) -> list[list[Event]]:
     """The live runs of a log, each from its event ``started``."""
-    found: list[list[Event]] = []
+    by_run: list[list[Event]] = []
     for event in events:
         if event["kind"] == "started":
-            found.append([])
-        if found and "drawn" not in event:
-            found[-1].append(event)
-    return found
+            by_run.append([])
+        if by_run and "drawn" not in event:
+            by_run[-1].append(event)
+    return by_run
 
 
 def decisions(events: Sequence[Event], capability: str, *kinds: str) -> list[Event]:
@@ -156,18 +156,18 @@ def _elastic_twin(run: Sequence[Event]) -> Pairs:
     settings = SupervisorSettings(config["hosts"], config["per_host"], lease=config["lease"])
     effects = _Decided()
     live = decisions(run, "training.elastic")
-    chosen = next(one["observation"]["rules"] for one in live if one["observation"]["is"] == "Change")
+    chosen = next(event["observation"]["rules"] for event in live if event["observation"]["is"] == "Change")
     core = Core(settings, from_plain(rules.Rules, chosen), effects, 1, LoggedState(), now)
     for event in run[1:]:
         now = max(now, float(event["t"]))
         for host in core.hosts.live.values():
             core.hosts.renew(host, now)
-        _told(core, event, now)
-    expected = [(one["observation"]["is"], one["decision"]) for one in live]
+        _feed(core, event, now)
+    expected = [(event["observation"]["is"], event["decision"]) for event in live]
     return list(zip_longest(expected, effects.decisions))
 
 
-def _told(core: Core, event: Event, now: float) -> None:
+def _feed(core: Core, event: Event, now: float) -> None:
     """What an event of the log says of the world, told to ``core``; time passes where live decided."""
     rank = event.get("rank")
     about = {"rank": rank, "generation": event.get("generation")}
@@ -183,18 +183,30 @@ def _told(core: Core, event: Event, now: float) -> None:
         case "grouped" | "step":
             handlers.message(core, event["host"], {**event, "op": "event"}, now)
         case "suspected" | "done":
-            told = {"op": event["kind"].replace("ed", ""), **about, "error": event.get("error")}
-            handlers.message(core, _host_of(core, rank), told, now)
+            message = {"op": event["kind"].replace("ed", ""), **about, "error": event.get("error")}
+            handlers.message(core, _host_of(core, rank), message, now)
         case "decision" if event["capability"] == "training.elastic":
-            seen = event["observation"]
-            if seen["is"] == "Ended":
-                told = {"op": "worker", "what": "ended", "rank": seen["rank"], "generation": core.generation}
-                told |= {"status": seen["status"], "error": seen["error"], "less": seen["less"]}
-                handlers.message(core, _host_of(core, seen["rank"]), told, now)
+            observation = event["observation"]
+            if observation["is"] == "Ended":
+                message = {
+                    "op": "worker",
+                    "what": "ended",
+                    "rank": observation["rank"],
+                    "generation": core.generation,
+                }
+                message |= {
+                    "status": observation["status"],
+                    "error": observation["error"],
+                    "less": observation["less"],
+                }
+                handlers.message(core, _host_of(core, observation["rank"]), message, now)
                 return
-            if seen["is"] == "Reached" and core.round is not None:
-                answers = {one: [b for a, b in seen["silent"] if a == one] for one in seen["answered"]}
-                core.round.answers.update({one: tuple(silent) for one, silent in answers.items()})
+            if observation["is"] == "Reached" and core.round is not None:
+                answers = {
+                    host: [b for a, b in observation["silent"] if a == host]
+                    for host in observation["answered"]
+                }
+                core.round.answers.update({host: tuple(silent) for host, silent in answers.items()})
             core.tick(now + core.settings.settle)
 
 
@@ -240,10 +252,10 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
         longest, every = 0.0, 1
         owed = -1
         for event in run:
-            seen, answer = event.get("observation") or {}, event.get("decision") or {}
-            match event["kind"], seen.get("is"):
+            observation, answer = event.get("observation") or {}, event.get("decision") or {}
+            match event["kind"], observation.get("is"):
                 case "decided", _:
-                    hosts, slot, sent = [one["id"] for one in event["membership"]["hosts"]], None, None
+                    hosts, slot, sent = [host["id"] for host in event["membership"]["hosts"]], None, None
                 case "decision", "CopiesWanted":
                     placed = answer
                 case "committed", _ if len(placed["holders"]) == len(hosts):
@@ -251,13 +263,13 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
                 case "decision", "SlotWanted":
                     if slot is not None and slot["decision"]["free"]:
                         index, step = slot["decision"]["index"], slot["observation"]["step"]
-                        if seen["slot_steps"][index] != step:
+                        if observation["slot_steps"][index] != step:
                             faults.append(
-                                f"step {step} was to go to slot {index}, held is {seen['slot_steps']}"
+                                f"step {step} was to go to slot {index}, held is {observation['slot_steps']}"
                             )
-                        if seen["step"] - step < every:
+                        if observation["step"] - step < every:
                             faults.append(
-                                f"step {seen['step']} is saved after {step}, {every} apart is decided"
+                                f"step {observation['step']} is saved after {step}, {every} apart is decided"
                             )
                     slot = event
                 case "decision", "Profiles":
@@ -265,7 +277,7 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
                 case "decision", "Inventory":
                     plan = answer
                     owed = plan["step"] if plan.get("store") else -1
-                    faults += _misplaced(seen, hosts, holders)
+                    faults += _misplaced(observation, hosts, holders)
                 case "restored", _:
                     faults += _read_elsewhere(event, plan, hosts)
                 case "storage.wanted", _ if event["step"] == owed:
@@ -276,22 +288,26 @@ def checkpoint_effects(events: Sequence[Event]) -> list[str]:
                 case "decision", "NetworkSample":
                     longest = max(longest, answer["seconds"])
                 case "decision", "Sending":
-                    if sent is not None and seen["left"] < sent["observation"]["left"]:
-                        went = sent["observation"]["left"] - seen["left"]
+                    if sent is not None and observation["left"] < sent["observation"]["left"]:
+                        went = sent["observation"]["left"] - observation["left"]
                         if went != sent["decision"]["nbytes"]:
                             faults.append(f"{went} bytes went, allowed were {sent['decision']}")
                     sent = event
-                    if seen["room"] is not None and longest < seen["room"] < pacing.ENDLESS:
-                        faults.append(f"a window of {seen['room']} s is open, opened were {longest} at most")
+                    if observation["room"] is not None and longest < observation["room"] < pacing.ENDLESS:
+                        faults.append(
+                            f"a window of {observation['room']} s is open, opened were {longest} at most"
+                        )
     return faults
 
 
-def _misplaced(seen: dict[str, Any], hosts: list[int], holders: dict[int, list[set[int]]]) -> list[str]:
+def _misplaced(
+    observation: dict[str, Any], hosts: list[int], holders: dict[int, list[set[int]]]
+) -> list[str]:
     """Shards of the newest committed step that a host was to hold, lives, and does not have."""
     newest = max(holders, default=-1)
     has = {
         (copy["shard"]["name"], hosts[copy["place"]])
-        for copy in seen["copies"] if copy["shard"]["step"] == newest
+        for copy in observation["copies"] if copy["shard"]["step"] == newest
     }  # fmt: skip
     return [
         f"host {host} was to hold rank{rank} of step {newest}"
@@ -301,7 +317,7 @@ def _misplaced(seen: dict[str, Any], hosts: list[int], holders: dict[int, list[s
 
 
 def _read_elsewhere(event: Event, plan: dict[str, Any], hosts: list[int]) -> list[str]:
-    sources = {row[0]["shard"]["name"]: [one["place"] for one in row] for row in plan["sources"]}
+    sources = {row[0]["shard"]["name"]: [copy["place"] for copy in row] for row in plan["sources"]}
     mine = hosts.index(event["host"])
     first = {shard: mine if mine in places else places[0] for shard, places in sources.items()}
     read = {shard: place for shard, place in event["read"].items() if first[shard] != place}
@@ -321,10 +337,10 @@ def checkpoint_twin(events: Sequence[Event]) -> Pairs:
     committed = base = -1
     persisted: list[int] = []
     for event in runs(events)[0]:
-        seen = event.get("observation") or {}
-        match event["kind"], seen.get("is"):
+        observation = event.get("observation") or {}
+        match event["kind"], observation.get("is"):
             case "decided", _:
-                hosts = [one["id"] for one in event["membership"]["hosts"]]
+                hosts = [host["id"] for host in event["membership"]["hosts"]]
                 committed = base = -1
             case "committed", _:
                 committed = max(committed, event["step"])
@@ -333,14 +349,14 @@ def checkpoint_twin(events: Sequence[Event]) -> Pairs:
                 persisted.append(event["step"])
             case "decision", "CopiesWanted":
                 asked = checkpoint.CopiesWanted(len(hosts), 2, "mixed", (), ("",) * len(hosts))
-                found = checkpoint.decide(asked)
-                assert isinstance(found, Placement)
-                placed = found
+                placement = checkpoint.decide(asked)
+                assert isinstance(placement, Placement)
+                placed = placement
                 pairs.append((event["decision"], to_plain(placed, tag=True)))
             case "decision", "Inventory":
                 here = [
                     copy["shard"]["step"]
-                    for copy in seen["copies"]
+                    for copy in observation["copies"]
                     if (copy["place"], copy["shard"]["name"]) == (0, "rank0")
                 ]
                 held = memory.get(hosts[0], [-1, -1])
@@ -354,11 +370,11 @@ def checkpoint_twin(events: Sequence[Event]) -> Pairs:
                     held[slot_for(base, held)] = base
             case "decision", "SlotWanted":
                 held = memory.setdefault(hosts[0], [-1, -1])
-                asked_slot = checkpoint.SlotWanted(seen["step"], tuple(held), committed, base)
+                asked_slot = checkpoint.SlotWanted(observation["step"], tuple(held), committed, base)
                 slot = checkpoint.decide(asked_slot)
                 assert isinstance(slot, checkpoint.Slot)
                 pairs.append((event["decision"], to_plain(slot, tag=True)))
-                held[slot.index] = seen["step"]
+                held[slot.index] = observation["step"]
     return pairs
 
 
@@ -381,13 +397,13 @@ def pipelines_effects(events: Sequence[Event]) -> list[str]:
         layout: dict[str, Any] = {}
         needed: dict[int, list[int]] = {}
         for event in run:
-            seen = event.get("observation") or {}
-            match event["kind"], seen.get("is"):
+            observation = event.get("observation") or {}
+            match event["kind"], observation.get("is"):
                 case "decision", "InDoubt":
                     settled = event["decision"]
                 case "decision", "HostsChanged":
                     layout = event["decision"]
-                    templates = from_plain(TemplateSet, seen["templates"])
+                    templates = from_plain(TemplateSet, observation["templates"])
                     needed = {
                         host: sorted(layers)
                         for row in layout["layout"]["pipelines"]

@@ -61,9 +61,9 @@ def attest_effects(events: Sequence[Event]) -> list[str]:
     wrong: list[str] = []
     for event, after in pairwise([*events, {"kind": "the end"}]):
         if event["kind"] == "decision" and "drawn" not in event:
-            made = event["decision"]
+            decision = event["decision"]
             went_on = "session" if event["observation"]["is"] == "Loaded" else "M3"
-            decided = (went_on if made["accept"] else "refused", made["failing"])
+            decided = (went_on if decision["accept"] else "refused", decision["failing"])
             did = (after.get("did"), after.get("failing"))
             wrong += [f"{did} was done, decided {decided}"] * (did != decided)
     return wrong
@@ -126,20 +126,20 @@ def gpu_effects(events: Sequence[Event]) -> list[str]:
     wrong: list[str] = []
     page = gpu_twin.PAGE
     for event, after in pairwise([*events, {"kind": "the end"}]):
-        made = event.get("decision") or {}
+        decision = event.get("decision") or {}
         if event["kind"] == "effect" and after["kind"] == "effect":
             wrong.append(f"{after} was not decided")
         if event["kind"] != "decision" or event["capability"] != "trust.gpu" or "drawn" in event:
             continue
-        if made["refusal"]:
-            wrong += [f"{made['refusal']}, and yet {after} was done"] * (after["kind"] == "effect")
+        if decision["refusal"]:
+            wrong += [f"{decision['refusal']}, and yet {after} was done"] * (after["kind"] == "effect")
             continue
         request = event["observation"]["request"]
-        touched, owner = after.get("bytes", [0, 0]), made["table"]["owner"]
+        touched, owner = after.get("bytes", [0, 0]), decision["table"]["owner"]
         pages = [touched[0] // page, -(-touched[1] // page)]
         pages = pages if request["kind"] in ("read", "write") else request["pages"]
         did = (after.get("request"), after.get("owner"), pages, after.get("scrubbed"), after.get("left"))
-        scrub = [[first * page, end * page] for first, end in made["scrub"]]
+        scrub = [[first * page, end * page] for first, end in decision["scrub"]]
         decided = (request["kind"], owner, request["pages"], scrub, 0)
         wrong += [f"{did} was done, decided {decided}"] * (did != decided)
         wrong += [f"{after['keys']} keys with owner {owner!r}"] * bool(after.get("keys") and not owner)
@@ -150,9 +150,9 @@ def gpu_in_twin(events: Sequence[Event]) -> list[tuple[Any, Any]]:
     """All requests of the device, from power on."""
     live = [event for event in events if event["kind"] == "decision" and "drawn" not in event]
     observations = [from_plain(gpu.Observation, event["observation"]) for event in live]
-    made = [from_plain(gpu.Decision, event["decision"]) for event in live]
+    decisions = [from_plain(gpu.Decision, event["decision"]) for event in live]
     requests = [observation.request for observation in observations]
-    return list(zip(made, gpu_twin.decisions(observations[0].table.size, requests), strict=True))
+    return list(zip(decisions, gpu_twin.decisions(observations[0].table.size, requests), strict=True))
 
 
 PARITY = {
