@@ -185,7 +185,7 @@ def test_meters_share_a_link_between_senders_that_do_not() -> None:
 
 
 WORKERS = 3
-SWITCH = np.dtype([("heard", "i8", 64), ("sum", "i8", 64), ("hop", "i8"), ("wakes", "i8")])
+SWITCH = np.dtype([("counts", "i8", 64), ("sum", "i8", 64), ("hop", "i8"), ("wakes", "i8")])
 
 
 @node
@@ -209,9 +209,9 @@ def switch(now, port, packet, state, outbox, reply):
     number = head.word1
     if number >= 64:
         return layout.FORWARD
-    own.heard[number] += 1
+    own.counts[number] += 1
     own.sum[number] += port * 100 + number
-    if own.heard[number] == WORKERS:
+    if own.counts[number] == WORKERS:
         out.word1 = own.sum[number]
         answer.count = 1
     return layout.CONSUME
