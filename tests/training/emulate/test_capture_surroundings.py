@@ -252,6 +252,12 @@ def test_nvidia_smi_knows_the_emulated_devices(tmp_path: Path) -> None:
     )
 
 
+def test_pytorch_shows_what_it_was_built_with(tmp_path: Path) -> None:
+    shown = "import torch\nsaid = torch.__config__.show().splitlines()"
+    lines = say(shown, tmp_path, 0)
+    assert any("CUDA Runtime 13.0" in line for line in lines)
+
+
 PYNVML = """
 class NVMLError(Exception): pass
 def nvmlInit(): raise NVMLError("no driver")

@@ -288,6 +288,7 @@ struct AbsentHooks final : at::CUDAHooksInterface {
   bool compiledWithCuDNN() const override { return g_present; }
   long versionCuDNN() const override { return 91002; }
   long versionRuntimeCuDNN() const override { return 91002; }
+  std::string showConfig() const override { return "  - CUDA Runtime 13.0\n  - CuDNN 91.0.2\n"; }
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return g_capability >= 80; }
