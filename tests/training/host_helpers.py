@@ -67,8 +67,8 @@ def here(launched: Launched, generation: int, count: int) -> list[dict[str, Any]
     """``count`` ranks said that they are in ``generation``."""
 
     def said() -> list[dict[str, Any]] | None:
-        found = [event for event in kinds(launched.events(), "here") if event["generation"] == generation]
-        return found if len(found) >= count else None
+        matching = [event for event in kinds(launched.events(), "here") if event["generation"] == generation]
+        return matching if len(matching) >= count else None
 
     return until(said)
 

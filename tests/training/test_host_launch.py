@@ -53,14 +53,14 @@ def test_each_part_waits_as_it_was_told(go: Any, tmp_path: Path) -> None:
     given = {wait.name: wait.default + 1 for wait in WAITS}
     launched = go("import time; time.sleep(0.3)", deadlines=given)
     assert launched.wait(60).status == 0
-    told = asdict(launched._supervisor._settings.deadlines)
-    assert told == {wait.name: given[wait.name] for wait in WAITS if wait.who == "supervisor"}
+    deadlines = asdict(launched._supervisor._settings.deadlines)
+    assert deadlines == {wait.name: given[wait.name] for wait in WAITS if wait.who == "supervisor"}
     agent = AgentConfig.read(tmp_path / "run" / "agents" / "host-0.config")
     for who in ("agent", "memory"):
         assert agent.job.waits(who) == {wait.name: given[wait.name] for wait in WAITS if wait.who == who}
     assert [agent.worker[name] for name in ("operation", "generation", "cut")] == [61, 3601, 3]
-    told = agent.job.checkpoints
-    assert (told["patience"], told["stored"]) == (given["commit"], given["stored"])
+    checkpoints = agent.job.checkpoints
+    assert (checkpoints["patience"], checkpoints["stored"]) == (given["commit"], given["stored"])
 
 
 BLAMES = """

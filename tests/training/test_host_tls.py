@@ -59,10 +59,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def job(tmp_path: Path, authority: Authority) -> Iterator[Job]:
-    made = Job(tmp_path, authority)
-    yield made
-    made.launched.close()
-    for process in made.lent:
+    job = Job(tmp_path, authority)
+    yield job
+    job.launched.close()
+    for process in job.lent:
         process.terminate()
         process.wait(60)
     cleanup.sweep()
@@ -101,14 +101,14 @@ def test_only_hosts_with_certificates_of_the_ca_get_in(
         (expired.options, "certificate has expired"),
         (theirs.options[:4], "--tls-ca FILE is missing"),
     ):
-        told = CliRunner().invoke(app, [*job.asks, *options])
-        assert isinstance(told.exception, UserError) and sentence in str(told.exception)
+        refusal = CliRunner().invoke(app, [*job.asks, *options])
+        assert isinstance(refusal.exception, UserError) and sentence in str(refusal.exception)
     for name in ("first", "second"):
         job.lend(name)
     until(lambda: len(job.of("here")) == 2)
-    strangers = [secret, *(replace(secret, tls=one.load()) for one in (theirs, posing, expired))]
+    strangers = [secret, *(replace(secret, tls=files.load()) for files in (theirs, posing, expired))]
     good = authority.issue("good")
-    memory = [one["memory"] for one in job.of("host.joined")]
+    memory = [event["memory"] for event in job.of("host.joined")]
     services = {
         job.launched._offer.address: "rpc",
         job.of("started")[-1]["address"]: "rpc",
@@ -142,6 +142,6 @@ def test_certificates_that_will_not_do_are_refused_before_anything_starts(
         (other.options, "is not the key of --tls-cert"),
         (authority.expired("past").options, "certificate has expired"),
     ):
-        told = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "run"), *options, path])
-        assert isinstance(told.exception, UserError) and sentence in str(told.exception)
+        refusal = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "run"), *options, path])
+        assert isinstance(refusal.exception, UserError) and sentence in str(refusal.exception)
         assert not (tmp_path / "run" / eventlog.NAME).exists()

@@ -69,16 +69,16 @@ WINDTUNNEL = Path(sys.executable).parent / "windtunnel"
 def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     trains = [] if "--resume" in words else [str(script(tmp_path, ""))]
-    found = CliRunner().invoke(app, ["train", *words, *trains])
-    assert isinstance(found.exception, UserError), found.output
-    assert said in str(found.exception)
-    assert "\n" not in str(found.exception)
+    refusal = CliRunner().invoke(app, ["train", *words, *trains])
+    assert isinstance(refusal.exception, UserError), refusal.output
+    assert said in str(refusal.exception)
+    assert "\n" not in str(refusal.exception)
 
 
 @pytest.mark.parametrize("words", [["--hosts", "0"], ["--slots", "1"], ["--orphan-after", "-1"]])
 def test_a_number_out_of_its_range(tmp_path: Path, words: list[str]) -> None:
-    found = CliRunner().invoke(app, ["train", *words, str(script(tmp_path, ""))])
-    assert found.exit_code == 2 and words[0] in found.output
+    refusal = CliRunner().invoke(app, ["train", *words, str(script(tmp_path, ""))])
+    assert refusal.exit_code == 2 and words[0] in refusal.output
 
 
 @pytest.mark.parametrize("text", ["import os\ndef f(:\n    pass\n", "x = 1\0"])
@@ -87,10 +87,10 @@ def test_a_script_that_is_not_python_starts_nothing(
 ) -> None:
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path / "home"))
     path = script(tmp_path, text)
-    found = CliRunner().invoke(app, ["train", "--hosts", "2", str(path)])
-    assert isinstance(found.exception, UserError)
-    assert str(found.exception).startswith(str(path))
-    assert "no Python that can be run" in str(found.exception)
+    refusal = CliRunner().invoke(app, ["train", "--hosts", "2", str(path)])
+    assert isinstance(refusal.exception, UserError)
+    assert str(refusal.exception).startswith(str(path))
+    assert "no Python that can be run" in str(refusal.exception)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def test_a_script_that_is_not_python_starts_nothing(
 )
 def test_wrong_deadlines(tmp_path: Path, text: str, said: str) -> None:
     path = script(tmp_path, text, "deadlines.yaml")
-    found = CliRunner().invoke(app, ["train", "--deadlines", str(path), str(script(tmp_path, ""))])
-    assert isinstance(found.exception, UserError)
-    assert said in str(found.exception)
+    refusal = CliRunner().invoke(app, ["train", "--deadlines", str(path), str(script(tmp_path, ""))])
+    assert isinstance(refusal.exception, UserError)
+    assert said in str(refusal.exception)
 
 
 def test_every_deadline_of_the_supervisor_has_a_line() -> None:
     assert {wait.name for wait in WAITS if wait.who == "supervisor"} == {
-        one.name for one in fields(Deadlines)
+        field.name for field in fields(Deadlines)
     }
 
 
@@ -123,33 +123,33 @@ def test_storage_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> Non
     data = memoryview(b"state")
     shard = Shard("rank0", 4, 1, False, 1, "l", len(data), slot.checksum_of(data))
     storage.complete_step(str(url), [storage.write_shard(str(url), shard, data)], {})
-    found = CliRunner().invoke(app, ["train", "--persist", str(url), str(script(tmp_path, ""))])
-    assert isinstance(found.exception, UserError)
-    assert "step 4 of another run is in it; storage without checkpoints" in str(found.exception)
+    refusal = CliRunner().invoke(app, ["train", "--persist", str(url), str(script(tmp_path, ""))])
+    assert isinstance(refusal.exception, UserError)
+    assert "step 4 of another run is in it; storage without checkpoints" in str(refusal.exception)
 
 
 def test_an_option_that_is_not_there(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["train", "--run_job", str(script(tmp_path, ""))])
-    assert found.exit_code == 2
+    refusal = CliRunner().invoke(app, ["train", "--run_job", str(script(tmp_path, ""))])
+    assert refusal.exit_code == 2
 
 
 def test_the_options_of_a_host_stand_anywhere() -> None:
     for words in (["127.0.0.1:1", "--address", "127.0.0.1"], ["--address", "127.0.0.1", "127.0.0.1:1"]):
-        found = CliRunner().invoke(app, ["host", *words])
-        assert str(found.exception).startswith("host 127.0.0.1:1: ")
+        refusal = CliRunner().invoke(app, ["host", *words])
+        assert str(refusal.exception).startswith("host 127.0.0.1:1: ")
 
 
 def test_a_host_without_a_launcher() -> None:
     for address in ("nowhere", "127.0.0.1:1"):
-        found = CliRunner().invoke(app, ["host", address])
-        assert isinstance(found.exception, UserError)
+        refusal = CliRunner().invoke(app, ["host", address])
+        assert isinstance(refusal.exception, UserError)
 
 
 def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").touch()
-    found = CliRunner().invoke(app, ["train", "--out", str(tmp_path), str(script(tmp_path, ""))])
-    assert isinstance(found.exception, UserError)
-    assert "a new folder" in str(found.exception)
+    refusal = CliRunner().invoke(app, ["train", "--out", str(tmp_path), str(script(tmp_path, ""))])
+    assert isinstance(refusal.exception, UserError)
+    assert "a new folder" in str(refusal.exception)
 
 
 TRAINS = """
@@ -158,11 +158,11 @@ from windtunnel.training.elastic.live.run import run
 assert sys.argv[1:] == ["--hosts", "7"], sys.argv
 def train(job):
     for step in range(6):
-        one = torch.ones(1)
-        dist.all_reduce(one)
+        total = torch.ones(1)
+        dist.all_reduce(total)
         job.agree(f"step {step}")
         if job.rank == 0: print("step", step, flush=True)
-        job.step(step, loss=float(one))
+        job.step(step, loss=float(total))
     return os.environ["WINDTUNNEL_CHECKPOINT"]
 run(train, timeout=30)
 """
@@ -238,12 +238,12 @@ def test_storage_that_is_full(tmp_path: Path, full: tuple[int, ...], status: int
 PLAIN = """
 import torch, torch.distributed as dist, os
 dist.init_process_group("gloo")
-one = torch.ones(1)
-dist.all_reduce(one)
+total = torch.ones(1)
+dist.all_reduce(total)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
     os.kill(os.getpid(), 9)
 dist.barrier()
-print("sum", int(one), flush=True)
+print("sum", int(total), flush=True)
 dist.barrier()
 """
 

@@ -68,9 +68,9 @@ def test_list_names_what_is_there(url: Path) -> None:
 def test_verify_finds_a_flipped_bit(url: Path) -> None:
     assert "step 3" in ask("verify", url).output
     damage(url)
-    with pytest.raises(ScriptError) as told:
+    with pytest.raises(ScriptError) as raised:
         ask("verify", url)
-    assert "shard rank0 of step" in told.value.details and "is damaged" in told.value.details
+    assert "shard rank0 of step" in raised.value.details and "is damaged" in raised.value.details
 
 
 def test_prune_keeps_the_newest(url: Path) -> None:

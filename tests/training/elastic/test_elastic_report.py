@@ -188,12 +188,12 @@ def test_what_is_guaranteed_is_said_at_the_start_and_in_the_summary() -> None:
     doubtful = event("guarantee", 101.5, 1, doubts=["a is not saved", "b is"], any_world=False)
     again = event("guarantee", 105.5, 2, doubts=["b is", "c"], any_world=False)
     narrator = report.Narrator()
-    lines = [narrator.line(one) for one in (EVENTS[0], sure, doubtful, again)]
+    lines = [narrator.line(record) for record in (EVENTS[0], sure, doubtful, again)]
     assert lines[1] is None
     assert lines[2] is not None and lines[2].endswith("may differ in bits: a is not saved; b is")
     assert lines[3] is not None and lines[3].endswith("may differ in bits: c")
-    told = report.guarantee([*EVENTS, sure, doubtful, again])
-    assert told == "not sure to be bit-identical: a is not saved; b is; c"
+    guarantee = report.guarantee([*EVENTS, sure, doubtful, again])
+    assert guarantee == "not sure to be bit-identical: a is not saved; b is; c"
 
 
 def test_another_number_of_ranks_gives_other_bits_but_for_templates() -> None:

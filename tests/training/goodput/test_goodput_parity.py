@@ -40,8 +40,8 @@ def live_runs(capability: str, folder: Path) -> list[list[dict[str, Any]]]:
 def decided(events: Sequence[dict[str, Any]], capability: str, *kinds: str) -> Pairs:
     room = POLICIES[capability]
     return [
-        (from_plain(room.Observation, one["observation"]), from_plain(room.Decision, one["decision"]))
-        for one in decisions(events, capability, *kinds)
+        (from_plain(room.Observation, event["observation"]), from_plain(room.Decision, event["decision"]))
+        for event in decisions(events, capability, *kinds)
     ]
 
 
@@ -63,10 +63,10 @@ def test_the_twin_decides_as_the_run_did(tmp_path: Path) -> None:
     """What befell the run, as a trace: the twin orders, waits and forms the same hosts at the same places."""
     replaced, _ = live_runs("training.elastic", tmp_path)
 
-    def told(seen: Pairs) -> list[Any]:
+    def orders(pairs: Pairs) -> list[Any]:
         return [
             said.places if isinstance(said, rules.Form) else said.order
-            for now, said in seen
+            for now, said in pairs
             if now.places
             and not isinstance(said, rules.Keep)
             and (said.places != now.places if isinstance(said, rules.Form) else said.order)
@@ -76,14 +76,14 @@ def test_the_twin_decides_as_the_run_did(tmp_path: Path) -> None:
     given = lived[0][0].rules
 
     def emulated(chosen: rules.Rules) -> list[Any]:
-        seen: Pairs = []
+        pairs: Pairs = []
         scheme = StorageRestart(JOB, COSTS, every=5, spares=SPARES)
-        scheme.supervisor = TwinSupervisor(HOSTS, SPARES, chosen, lambda now, said: seen.append((now, said)))
+        scheme.supervisor = TwinSupervisor(HOSTS, SPARES, chosen, lambda now, said: pairs.append((now, said)))
         simulate(scheme, JOB, COSTS, trace_of(replaced), 2000.0)
-        return told(seen)
+        return orders(pairs)
 
-    assert emulated(given) == told(lived) == [(0, 3, 2), (4, 3, 2), 1, (4, 3, 5)]
-    assert emulated(replace(given, on_loss="shrink")) != told(lived)
+    assert emulated(given) == orders(lived) == [(0, 3, 2), (4, 3, 2), 1, (4, 3, 5)]
+    assert emulated(replace(given, on_loss="shrink")) != orders(lived)
 
 
 def test_the_twin_lays_out_what_the_run_did(tmp_path: Path) -> None:
@@ -114,6 +114,6 @@ def test_what_decisions_cost(tmp_path: Path) -> None:
     changes = decided(replaced, "training.elastic", "Change")
     assert all(cost(now, said)["seconds"] > 0 for now, said in changes if isinstance(said, rules.Form))
     waited = [cost(now, said) for now, said in changes if isinstance(said, rules.Wait) and said.order]
-    assert [one["seconds"] for one in waited] == [PhaseCosts().replace]
+    assert [price["seconds"] for price in waited] == [PhaseCosts().replace]
     loads = [cost(now, plan) for now, plan in decided(kept, "training.checkpoint", "Inventory")]
-    assert any(one.get("bytes", 0) > 0 and 0 <= one["steps"] <= 1 for one in loads)
+    assert any(price.get("bytes", 0) > 0 and 0 <= price["steps"] <= 1 for price in loads)

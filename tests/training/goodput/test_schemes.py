@@ -101,7 +101,7 @@ def test_advice_names_copies_placement_and_the_way_to_go_on() -> None:
     advice = advise(question(), trace)
     assert advice.chosen.copies == 2 and advice.chosen.placement.kind == "domains"
     assert {result.scheme for result in advice.results} == SCHEMES
-    by_name = {found.scheme: found.goodput for found in advice.results}
+    by_name = {result.scheme: result.goodput for result in advice.results}
     # the spare is one host more than the others hold
     by_name["peer memory, a spare"] *= 24 / 25
     assert advice.scheme == max(SCHEMES, key=lambda name: by_name[name])
@@ -134,18 +134,18 @@ def test_expected_falls_to_storage_are_those_of_drawn_losses() -> None:
 def test_the_interval_of_storage_follows_what_memory_does_not_cover() -> None:
     """Not the time of a write, whatever fails how often."""
     slow = replace(COSTS, save_stall=2.0)  # a write of 9.6 s, 2 steps
-    found = [
+    intervals = [
         advise(question(costs=slow, mtbf=mtbf, domains=("",) * 24, horizon=1e5), ()).choices[1].storage_every
         for mtbf in (60.0, 1800.0, 6 * 3600.0, 30 * 86400.0)
     ]
-    assert found == sorted(set(found)) and found[-1] == 86_400 / JOB.step_time
+    assert intervals == sorted(set(intervals)) and intervals[-1] == 86_400 / JOB.step_time
     shared = advise(question(costs=replace(slow, storage_share=0.01), mtbf=60.0), ())
     # 960 s, whatever a failure a minute asks for
     assert shared.chosen.storage_every == shared.intervals["restart from storage"] == 192
-    one = advise(question(costs=slow, host_memory=10e9), ())
-    assert one.chosen.copies == 1
+    alone = advise(question(costs=slow, host_memory=10e9), ())
+    assert alone.chosen.copies == 1
     # one copy covers what leaves the host alive: nothing of these failures
-    assert one.chosen.storage_every == one.intervals["restart from storage"]
+    assert alone.chosen.storage_every == alone.intervals["restart from storage"]
     with pytest.raises(UserError, match="more than `storage_within` 5 s"):
         advise(question(longest=5.0), ())
 
@@ -170,7 +170,7 @@ def test_plan_prints(tmp_path: Path) -> None:
     plain = json.loads(runner.invoke(app, [*ASKED, "--json"], catch_exceptions=False).output)
     assert plain["origin"] == "emulated" and plain["copies"] >= 1
     assert plain["command"] in shown.output
-    assert plain["scheme"] in SCHEMES and {found["name"] for found in plain["schemes"]} == SCHEMES
+    assert plain["scheme"] in SCHEMES and {scheme["name"] for scheme in plain["schemes"]} == SCHEMES
     again = json.loads(runner.invoke(app, [*ASKED, "--json"], catch_exceptions=False).output)
     assert plain == again
     costs = tmp_path / "costs.json"
@@ -228,7 +228,7 @@ def test_a_job_whose_hosts_hold_it_once_is_planned_for_all_the_same(hosts: int) 
     """Its only pipeline has the last copy of each layer."""
     plain = planned("--cluster", f"h100-sxm:{hosts}x8", "--state-bytes", "1e12" if hosts > 1 else "1e11")
     assert plain["job"]["stages"] > hosts // 2
-    assert {found["name"] for found in plain["schemes"]} == SCHEMES
+    assert {scheme["name"] for scheme in plain["schemes"]} == SCHEMES
     if plain["scheme"] == TEMPLATES:
         assert any("may take the last copy of a layer" in reason for reason in plain["reasons"])
 
@@ -244,7 +244,7 @@ def test_a_program_without_templates_is_told_of_the_best_of_the_others() -> None
 def test_of_a_spare_that_nobody_wants_nothing_is_said(spares: int) -> None:
     asked = [*ASKED, "--spares", str(spares), "--json"]
     plain = json.loads(CliRunner().invoke(app, asked, catch_exceptions=False).output)
-    assert {found["name"] for found in plain["schemes"]} == SCHEMES - {"peer memory, a spare"}
+    assert {scheme["name"] for scheme in plain["schemes"]} == SCHEMES - {"peer memory, a spare"}
     assert not any("a spare" in reason.lower() for reason in plain["reasons"])
     assert ("--spares 2" in plain["commands"]["peer memory"]) == (spares == 2)
 

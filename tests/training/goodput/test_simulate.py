@@ -111,8 +111,8 @@ def test_restart_from_storage_agrees_with_a_walk(trace: tuple[HostChange, ...]) 
 
 
 def test_peer_memory_loses_one_step_at_most_and_falls_to_storage_for_a_whole_group() -> None:
-    one = (HostChange(700.0, (3,)), HostChange(1400.0, (8,)))
-    result = simulate(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, one, 2000.0)
+    single = (HostChange(700.0, (3,)), HostChange(1400.0, (8,)))
+    result = simulate(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, single, 2000.0)
     assert result.redone <= 2 and result.from_storage == 0
     group = (HostChange(700.0, (2, 3)),)
     fallen = simulate(SCHEMES["memory"](JOB, COSTS), JOB, COSTS, group, 2000.0)
@@ -142,8 +142,11 @@ def test_storage_has_no_step_that_memory_never_had(at: int) -> None:
     """A checkpoint to storage is one of those to memory, so a loss that memory covers never falls to it."""
     job = JobModel(hosts=4, step_time=1.0, state_bytes=4.0)
     costs = PhaseCosts(memory_bandwidth=1e12, peer_bandwidth=1e12, storage_bandwidth=1e12)
-    one, every = (0,), tuple(range(4))
-    for lost, saved in ((one, [9 * n for n in range(12)]), (every, [0, 18, 27, 36, 45, 54, 63, 72, 81, 90])):
+    single, every = (0,), tuple(range(4))
+    for lost, saved in (
+        (single, [9 * n for n in range(12)]),
+        (every, [0, 18, 27, 36, 45, 54, 63, 72, 81, 90]),
+    ):
         scheme = PeerMemory(job, costs, place(4, 2, "group"), storage_every=10, every=9)
         setback = scheme.lost(lost, False, float(at))
         assert setback.keeps == max(step for step in saved if step < at)

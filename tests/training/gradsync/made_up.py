@@ -22,12 +22,12 @@ def network(hosts: int, ranks_per_host: int, bandwidth: float, latency: float = 
     """``bandwidth``: bytes/s of a host's link, shared by its ranks; inside a host 40 times as much."""
 
     def costs(scope: Scope, members: int, rate: float) -> list[CollectiveFit]:
-        found = []
+        fits = []
         for kind in KINDS if members > 1 else ():
             passes = 2 if kind == "allreduce" else 1
             fixed = passes * (members - 1) * latency
-            found.append(CollectiveFit(scope, kind, fixed, passes * (members - 1) / members / rate))
-        return found
+            fits.append(CollectiveFit(scope, kind, fixed, passes * (members - 1) / members / rate))
+        return fits
 
     flat = bandwidth / ranks_per_host if hosts > 1 else 40 * bandwidth
     return JobNetwork(
@@ -71,7 +71,7 @@ def profile(
 ) -> SyncProfile:  # fmt: skip
     """``per_element``: seconds of backward."""
     tensors = tuple(GradientTensor(f"p{i}", size, 1e-5 + size * per_element) for i, size in enumerate(sizes))
-    forward = sum(one.backward for one in tensors) / 2
+    forward = sum(tensor.backward for tensor in tensors) / 2
     return SyncProfile(
         tensors, tuple(codecs), network(hosts, ranks_per_host, bandwidth), forward, emulated="made up"
     )

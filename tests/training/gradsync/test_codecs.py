@@ -108,7 +108,7 @@ def test_the_first_element_can_be_sent_and_an_index_that_two_ranks_chose_adds_up
     codec = find("dragonn:0.05")
     mine, other = torch.zeros(100), torch.zeros(100)
     mine[0], other[0], other[99] = 3.0, 4.0, -1.0
-    codes = [codec.encode(one, 1) for one in (mine, other)]
+    codes = [codec.encode(gradient, 1) for gradient in (mine, other)]
     total = torch.zeros(100)
     for code in codes:
         codec.add(code, total)
@@ -131,8 +131,8 @@ def test_nan_and_infinity_of_one_rank_are_seen_by_all(spec: str, bad: float) -> 
         gradient = noise(numel)
         gradient[place] = bad
         total = torch.zeros(numel)
-        for one in (noise(numel, 1), gradient, noise(numel, 2)):
-            codec.add(codec.encode(one, 3), total)
+        for tensor in (noise(numel, 1), gradient, noise(numel, 2)):
+            codec.add(codec.encode(tensor, 3), total)
         assert not total.isfinite().all(), numel
         if spec not in ("int8", "sign"):
             assert not total[place].isfinite() and int((~total.isfinite()).sum()) == 1
@@ -168,12 +168,12 @@ def test_a_wrong_spec_is_told_with_what_is_accepted() -> None:
 
 def test_costs_have_what_a_profile_needs() -> None:
     costs = codec_costs(("fp16", "dragonn:0.05"), (100, 1000), torch.device("cpu"), repeats=1)
-    assert [(one.codec, one.summable) for one in costs] == [
+    assert [(cost.codec, cost.summable) for cost in costs] == [
         ("fp16", True), ("dragonn:0.05", False),
     ]  # fmt: skip
     for cost in costs:
         assert [point.numel for point in cost.points] == [100, 1000]
-        assert all(one.encode > 0 and one.decode > 0 for one in cost.points)
+        assert all(point.encode > 0 and point.decode > 0 for point in cost.points)
         assert cost.points[1].nbytes == find(cost.codec).nbytes(1000)
 
 

@@ -37,7 +37,7 @@ class Rank:
     """One that sends gradients, and knows what it made and sent by parameter."""
 
     def __init__(self, layout: list[dict[str, int]]) -> None:
-        self.made = {name: torch.zeros(numel) for name, numel in SIZES.items()}
+        self.produced = {name: torch.zeros(numel) for name, numel in SIZES.items()}
         self.sent = {name: torch.zeros(numel) for name, numel in SIZES.items()}
         self.arrange(layout)
 
@@ -55,11 +55,11 @@ class Rank:
             codec.add(self.feedback.encode(place, row, codec, seed), out)
             for name, part in zip(group, out.split(list(group.values())), strict=True):
                 self.sent[name] += part
-                self.made[name] += gradients[name]
+                self.produced[name] += gradients[name]
 
     def waits(self) -> dict[str, Tensor]:
-        found = self.feedback.state_dict()
-        return {name: found.get(name, torch.zeros(numel)) for name, numel in SIZES.items()}
+        residuals = self.feedback.state_dict()
+        return {name: residuals.get(name, torch.zeros(numel)) for name, numel in SIZES.items()}
 
 
 def gradients_of(seed: int) -> dict[str, Tensor]:
@@ -92,8 +92,8 @@ def test_what_was_sent_and_what_waits_is_what_was_made(steps: list[tuple[str, st
         # codecs that are true in the mean send what they have, with its error, and nothing waits
         if not lossy:
             for name, waits in rank.waits().items():
-                scale = 1 + float(rank.made[name].abs().max()) + float(rank.sent[name].abs().max())
-                assert torch.allclose(rank.sent[name] + waits, rank.made[name], atol=2e-5 * scale), spec
+                scale = 1 + float(rank.produced[name].abs().max()) + float(rank.sent[name].abs().max())
+                assert torch.allclose(rank.sent[name] + waits, rank.produced[name], atol=2e-5 * scale), spec
 
 
 @pytest.mark.parametrize("spec", ["int8", "sign", "dragonn:0.02"])
@@ -119,7 +119,7 @@ def test_a_gradient_that_is_no_number_is_seen_and_changes_nothing(spec: str) -> 
     rank.step(spec, spoilt, 1)
     assert not rank.sent["a"].isfinite().all() and not rank.sent["c"].isfinite().all()
     after = rank.feedback.state_dict()
-    assert all(torch.equal(one, after[name]) for name, one in before.items())
+    assert all(torch.equal(residual, after[name]) for name, residual in before.items())
 
 
 @pytest.mark.parametrize(("former", "world"), [(4, 2), (4, 3), (2, 5), (3, 3), (5, 1)])
@@ -133,8 +133,8 @@ def test_what_waits_survives_another_number_of_ranks(former: int, world: int) ->
         rank.arrange(LAYOUTS[1], redistributed(states, number, world))
     for name in SIZES:
         before = sum(state[name] for state in states)
-        found = [rank.feedback.state_dict().get(name) for rank in others]
-        after = sum(one for one in found if one is not None)
+        residuals = [rank.feedback.state_dict().get(name) for rank in others]
+        after = sum(residual for residual in residuals if residual is not None)
         assert torch.allclose(before, after, atol=1e-6)  # type: ignore[arg-type]
         assert name != "a" or before.any()
     # ranks that stay keep their own

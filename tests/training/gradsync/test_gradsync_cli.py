@@ -37,22 +37,23 @@ def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     out = tmp_path / "plan.json"
     arguments = ["--out", str(out), "--json", str(SCRIPT), "--size", "debug"]
-    told = json.loads(call("plan", "--cluster", "v100:2x2,nic=ethernet-1", *arguments))
-    plan = from_plain(SyncPlan, told["plan"])
+    summary = json.loads(call("plan", "--cluster", "v100:2x2,nic=ethernet-1", *arguments))
+    plan = from_plain(SyncPlan, summary["plan"])
     assert read(out, SyncPlan) == plan == stored("last").plan
-    found = read(Path(told["directory"]) / "profile.json", SyncProfile)
-    names = [one.name for one in found.tensors]
+    measured = read(Path(summary["directory"]) / "profile.json", SyncProfile)
+    names = [tensor.name for tensor in measured.tensors]
     assert len(names) == len(set(names)) == 38
     assert names[0].endswith("output.weight")  # backward begins at the output
     assert names[-1].endswith("stem.0.weight")
-    assert sum(one.numel for one in found.tensors) * 4 == 1_082_408 + 160_576  # as DDP's buckets have them
-    assert planned(found) == plan
+    # as DDP's buckets have them
+    assert sum(tensor.numel for tensor in measured.tensors) * 4 == 1_082_408 + 160_576
+    assert planned(measured) == plan
     assert {group.option.codec for group in plan.groups} <= {"none", "fp16", "bf16", "int8"}
-    assert told["verdict"].startswith("compress with")
+    assert summary["verdict"].startswith("compress with")
     ours = plan.forecasts[0]
     assert (
-        told["to_loss_s"] == ours.seconds
-        and f"{ours.seconds * 1e3:.4g} to a loss (1 times" in told["verdict"]
+        summary["to_loss_s"] == ours.seconds
+        and f"{ours.seconds * 1e3:.4g} to a loss (1 times" in summary["verdict"]
     )
     verb = ["advise", "--json", "--cluster", "h100-sxm:1x2", str(SCRIPT), "--size", "debug"]
     network, gradients = json.loads(call(verb=verb))
@@ -64,7 +65,7 @@ def test_a_script_is_planned_for_before_it_runs(monkeypatch: pytest.MonkeyPatch,
     own, emulated = re.findall(r"has (\S+) ms for the iteration .* with (\S+) ms", gradients["finding"])[0]
     assert float(own) == pytest.approx(float(emulated), rel=0.05)
     assert gradients["command"] == f"windtunnel gradsync explain {stored('last').run}"
-    explained = call("explain", told["run"])
+    explained = call("explain", summary["run"])
     assert "hidden behind other work" in explained or "longer with" in explained
 
 
@@ -86,7 +87,7 @@ def test_a_codec_that_costs_steps_is_asked_for_and_told_in_seconds_to_a_loss(
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     file = tmp_path / "profile.json"
     write(file, profile([1 << 20] * 4, 1e7))
-    free, lossy = (plan_run(None, profile=file, lossy=one).plan for one in (False, True))
+    free, lossy = (plan_run(None, profile=file, lossy=allowed).plan for allowed in (False, True))
     plain, ours = free.forecasts[1], lossy.forecasts[0]
     assert ours.to_loss == ours.seconds * steps()["dragonn:0.01"] < free.forecasts[0].to_loss < plain.to_loss
     assert gain(lossy) == pytest.approx(plain.seconds / ours.to_loss - 1)
@@ -137,10 +138,10 @@ def test_a_file_that_was_changed_by_hand_is_refused_in_a_sentence(tmp_path: Path
 
 
 def test_what_ranks_would_all_say_is_said_before_any_begins(tmp_path: Path) -> None:
-    made, script, plain = tmp_path / "plan.json", tmp_path / "train.py", tmp_path / "profile.json"
+    plan_file, script, plain = tmp_path / "plan.json", tmp_path / "train.py", tmp_path / "profile.json"
     given = profile([1 << 20] * 2, 1e7)
-    found = planned(given)
-    write(made, found)
+    sync_plan = planned(given)
+    write(plan_file, sync_plan)
     write(plain, given)
     script.write_text("import windtunnel\n")
     folder = f"--out {tmp_path}/none/x: a file in a folder that is there"
@@ -150,8 +151,14 @@ def test_what_ranks_would_all_say_is_said_before_any_begins(tmp_path: Path) -> N
         (["profile", "--codec", "dragonn:0.2", str(script)], "--codec dragonn:0.2: how many steps training"),
         (["profile", "--out", f"{tmp_path}/none/x", str(script)], folder),
         (["plan", "--out", f"{tmp_path}/none/x", "--profile", str(plain)], folder),
-        (["apply", str(made), str(script)], f"it is for {found.world} ranks; --ranks {found.world} is"),
-        (["apply", "--ranks", str(found.world), str(made), "none.py"], "script 'none.py' does not exist"),
+        (
+            ["apply", str(plan_file), str(script)],
+            f"it is for {sync_plan.world} ranks; --ranks {sync_plan.world} is",
+        ),
+        (
+            ["apply", "--ranks", str(sync_plan.world), str(plan_file), "none.py"],
+            "script 'none.py' does not exist",
+        ),
     ):
         with pytest.raises(UserError, match=re.escape(words)):
             CliRunner().invoke(app, ["gradsync", *arguments], catch_exceptions=False)

@@ -55,8 +55,8 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     words = done.stdout.splitlines()
     assert len(words) == 4
-    assert all(one.startswith("gradsync apply: ") for one in words)
-    for one, part in zip(
+    assert all(line.startswith("gradsync apply: ") for line in words)
+    for line, part in zip(
         words,
         (
             "rank 2 has plan",
@@ -66,7 +66,7 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
         ),
         strict=True,
     ):
-        assert part in one
+        assert part in line
 
 
 @pytest.mark.slow
@@ -76,13 +76,13 @@ def test_a_rank_that_is_stopped_or_dies_ends_the_steps_of_all_others() -> None:
     done = run_ranks([HOOKED, "lost"], 4)
     assert done.returncode == 0, done.stderr[-3000:]
     words = done.stdout.splitlines()
-    told = {rank: [one for one in words if one.startswith(f"rank {rank}: ")] for rank in range(4)}
-    assert [len(one) for one in told.values()] == [4, 4, 4, 2], words
-    stopped = [one for rank in range(3) for one in told[rank][:2]]
-    assert any("did not answer within 1 s" in one for one in stopped), words
+    by_rank = {rank: [line for line in words if line.startswith(f"rank {rank}: ")] for rank in range(4)}
+    assert [len(lines) for lines in by_rank.values()] == [4, 4, 4, 2], words
+    stopped = [line for rank in range(3) for line in by_rank[rank][:2]]
+    assert any("did not answer within 1 s" in line for line in stopped), words
     # DDP's own calls meet a loss first on some
-    died = [one for rank in range(3) for one in told[rank][2:]]
-    assert sum("HostError: gradient exchange: of 4 ranks" in one for one in died) >= 2, words
+    died = [line for rank in range(3) for line in by_rank[rank][2:]]
+    assert sum("HostError: gradient exchange: of 4 ranks" in line for line in died) >= 2, words
 
 
 @pytest.mark.slow
@@ -99,14 +99,14 @@ def test_a_script_is_measured_and_run_with_its_plan(tmp_path: Path) -> None:
     )
     done = run_ranks([*module, "profile", str(file), "fp16", str(fails), *arguments[1:]], 2)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = read(file, SyncProfile)
-    assert (len(found.tensors), found.network.world, found.emulated) == (38, 2, "")
-    assert found.tensors[0].name.startswith("output.")
-    assert sum(one.backward for one in found.tensors) > 0 < found.forward
-    assert {one.kind for one in found.network.collectives} == {
+    measured = read(file, SyncProfile)
+    assert (len(measured.tensors), measured.network.world, measured.emulated) == (38, 2, "")
+    assert measured.tensors[0].name.startswith("output.")
+    assert sum(tensor.backward for tensor in measured.tensors) > 0 < measured.forward
+    assert {fit.kind for fit in measured.network.collectives} == {
         "allreduce", "reduce_scatter", "allgather", "alltoall",
     }  # fmt: skip
-    write(tmp_path / "plan.json", make_plan(found))
+    write(tmp_path / "plan.json", make_plan(measured))
     done = run_ranks([*module, "apply", str(tmp_path / "plan.json"), *arguments], 2)
     assert done.returncode == 0, done.stderr[-3000:]
     done = run_ranks([*module, "profile", str(file), "", *arguments[:-1], "3"], 2)

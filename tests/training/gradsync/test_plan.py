@@ -46,20 +46,20 @@ def simulated(
     """What a program would do that looks at everything that waits at every turn."""
     free = [forward, 0.0, 0.0]
     waiting: set[int] = set()
-    made, next_ready, end = 0, forward, forward
+    done, next_ready, end = 0, forward, forward
     step, ready = [0] * len(groups), [0.0] * len(groups)
-    while made < len(groups) or waiting:
+    while done < len(groups) or waiting:
         turns = [
             (max(free[groups[g][step[g]].resource], ready[g]), ready[g], 0, g, groups[g][step[g]].resource)
             for g in waiting
         ]
-        if made < len(groups):
-            turns.append((max(free[0], next_ready), next_ready, 1, made, -1))
+        if done < len(groups):
+            turns.append((max(free[0], next_ready), next_ready, 1, done, -1))
         start, _, _, g, resource = min(turns)
         if resource < 0:
             stop = next_ready = start + backward[g]
-            made += 1
-            free[0] = stop + (after if made == len(groups) else 0.0)
+            done += 1
+            free[0] = stop + (after if done == len(groups) else 0.0)
             end = max(end, free[0])
         else:
             waiting.discard(g)
@@ -77,7 +77,7 @@ def test_the_timeline_is_that_of_a_plain_simulation(job, forward, after, random)
     groups, backward = job
     choice = np.array([random.randrange(3) for _ in groups], np.int64)
     costs = Costs.of(groups, backward, forward, after)
-    chosen = [options[one] for options, one in zip(groups, choice, strict=True)]
+    chosen = [options[index] for options, index in zip(groups, choice, strict=True)]
     seconds, times = costs.schedule(choice)
     assert costs.iteration(choice) == seconds == simulated(chosen, backward, forward, after)
     for group, tasks in zip(times, chosen, strict=True):
@@ -91,7 +91,7 @@ def test_the_timeline_is_that_of_a_plain_simulation(job, forward, after, random)
     st.tuples(*(st.integers(0, 5) for _ in range(4))),
 )
 def test_fusion_is_the_best_of_all_ways_to_cut(tensors, figures) -> None:  # type: ignore[no-untyped-def]
-    backward, numels = [float(one) for one, _ in tensors], [one for _, one in tensors]
+    backward, numels = [float(time) for time, _ in tensors], [numel for _, numel in tensors]
     encode, send = Affine(figures[0], figures[1] / 4), Affine(figures[2], figures[3] / 4)
 
     def taken(cuts: Sequence[int]) -> float:
@@ -112,7 +112,7 @@ def test_fusion_is_the_best_of_all_ways_to_cut(tensors, figures) -> None:  # typ
 
 @given(st.lists(st.sampled_from([1, 1000, 1 << 17, 300_000, 2_000_000, 9_000_000]), min_size=1, max_size=20))
 def test_buckets_are_cut_as_ddp_itself_cuts_them(numels) -> None:  # type: ignore[no-untyped-def]
-    tensors = [torch.empty(one, device="meta") for one in numels]
+    tensors = [torch.empty(numel, device="meta") for numel in numels]
     limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
     buckets, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))
     assert even_cuts(numels, BUCKETS) == [members[-1] + 1 for members in buckets]
@@ -135,9 +135,9 @@ def test_the_search_is_near_the_optimum_of_small_jobs() -> None:
             groups.append(options)
         costs = Costs.of(groups, random.uniform(0.1, 4, 6).tolist(), 3.0, 0.0)
         starts = [np.full(6, option) for option in range(4)]
-        found = search(costs, sizes.astype(int).tolist(), starts)
-        gaps.append(costs.iteration(found) / costs.iteration(exact(costs)) - 1)
-        assert costs.iteration(found) <= min(map(costs.iteration, starts))
+        choice = search(costs, sizes.astype(int).tolist(), starts)
+        gaps.append(costs.iteration(choice) / costs.iteration(exact(costs)) - 1)
+        assert costs.iteration(choice) <= min(map(costs.iteration, starts))
     assert np.mean(gaps) <= 0.005
     assert max(gaps) <= 0.05
 
@@ -151,16 +151,19 @@ SHAPES = st.sampled_from([(2, 1), (8, 1), (1, 4), (4, 8)])
 def test_a_plan_is_whole_and_no_uniform_choice_beats_it(sizes, bandwidth, shape) -> None:  # type: ignore[no-untyped-def]
     given_ = profile(sizes, bandwidth, *shape)
     plan = make_plan(given_)
-    assert [name for group in plan.groups for name in group.tensors] == [one.name for one in given_.tensors]
+    assert [name for group in plan.groups for name in group.tensors] == [
+        tensor.name for tensor in given_.tensors
+    ]
     first, *others = plan.forecasts
     assert first.choice == "plan"
-    assert first.seconds <= min(one.seconds for one in others) * (1 + HARDLY)
+    assert first.seconds <= min(forecast.seconds for forecast in others) * (1 + HARDLY)
     assert plan.bound <= first.seconds
-    assert first.seconds >= given_.forward + sum(one.backward for one in given_.tensors)
+    assert first.seconds >= given_.forward + sum(tensor.backward for tensor in given_.tensors)
     assert len(set(plan.order)) == len(plan.order)
     for group, step in plan.order:
         assert all(
-            (group, one) not in plan.order[: plan.order.index((group, step))] for one in range(step + 1, 9)
+            (group, earlier) not in plan.order[: plan.order.index((group, step))]
+            for earlier in range(step + 1, 9)
         )
     again = make_plan(given_)
     assert (plan, plan.digest()) == (again, again.digest())
@@ -176,7 +179,7 @@ def test_a_fast_network_needs_no_compression_and_a_slow_one_does() -> None:
 
 def test_a_gain_within_the_doubt_of_the_profile_is_left() -> None:
     sure = profile([1 << 20] * 8, 1e7)
-    calls = tuple(replace(one, error=1e3) for one in sure.network.collectives)
+    calls = tuple(replace(fit, error=1e3) for fit in sure.network.collectives)
     plan = make_plan(replace(sure, network=replace(sure.network, collectives=calls)))
     assert {group.option.codec for group in plan.groups} == {NONE}
     assert "nothing is compressed" in plan.notes[0]
@@ -186,7 +189,7 @@ def test_groups_are_handed_over_for_a_price_that_ddp_itself_does_not_take() -> N
     swift = profile([1 << 16] * 12, 1e10)
     slow = replace(swift, handing=1e-3)
     for codec_, most, more in (("fp16", 1, 12), ("fp16", 1 << 17, 6), (NONE, 1, 0)):
-        without, taken = (uniform_plan(one, codec_, most).forecasts[0].seconds for one in (swift, slow))
+        without, taken = (uniform_plan(job, codec_, most).forecasts[0].seconds for job in (swift, slow))
         assert taken - without == pytest.approx(more * 1e-3, abs=1e-3)
     dear = replace(profile([1 << 18] * 12, 1e8), handing=1e-2)
     assert len(make_plan(dear).groups) < len(make_plan(replace(dear, handing=0.0)).groups)
@@ -195,10 +198,10 @@ def test_groups_are_handed_over_for_a_price_that_ddp_itself_does_not_take() -> N
 def test_the_network_is_not_filled_to_the_brim_that_a_profile_cannot_tell() -> None:
     """Where it is known exactly, what is hidden is compressed less than where it may be a fifth slower."""
     sure = profile([1 << 20] * 12, 1.2e9, per_element=3e-9)
-    calls = tuple(replace(one, error=0.2) for one in sure.network.collectives)
+    calls = tuple(replace(fit, error=0.2) for fit in sure.network.collectives)
     sent = [
-        make_plan(one).forecasts[0].nbytes
-        for one in (sure, replace(sure, network=replace(sure.network, collectives=calls)))
+        make_plan(job).forecasts[0].nbytes
+        for job in (sure, replace(sure, network=replace(sure.network, collectives=calls)))
     ]
     assert sent[1] < sent[0]
 
@@ -229,22 +232,22 @@ def test_a_codec_that_costs_steps_is_used_only_where_that_is_allowed_and_pays() 
     job = profile([1 << 20] * 8, 1e7, codecs=(*CODECS, codec("zip", 0.001, 1e-11)))
     free = decide(PlanRequest(job, steps=STEPS))
     assert used(free) == {"int8"}
-    assert not any("dragonn" in one.choice or "zip" in one.choice for one in free.forecasts)
+    assert not any("dragonn" in forecast.choice or "zip" in forecast.choice for forecast in free.forecasts)
     lossy = decide(PlanRequest(job, steps=STEPS, lossy=True))
     assert used(lossy) == {"dragonn:0.01"}
     ours = lossy.forecasts[0]
     assert (ours.steps, ours.to_loss) == (2.0, 2 * ours.seconds) and ours.to_loss < free.forecasts[0].seconds
-    assert ours.to_loss <= min(one.to_loss for one in lossy.forecasts) * 1.01
-    assert {one.steps for one in lossy.forecasts} == {1.0, 2.0}  # of zip nobody measured it
+    assert ours.to_loss <= min(forecast.to_loss for forecast in lossy.forecasts) * 1.01
+    assert {forecast.steps for forecast in lossy.forecasts} == {1.0, 2.0}  # of zip nobody measured it
     dear = decide(PlanRequest(job, steps={**STEPS, "dragonn:0.01": 20.0}, lossy=True))
     assert used(dear) == {"int8"}
-    assert min(one.seconds for one in dear.forecasts) < dear.forecasts[0].seconds
+    assert min(forecast.seconds for forecast in dear.forecasts) < dear.forecasts[0].seconds
 
 
 def test_the_steps_of_codecs_are_measured() -> None:
     """Those are the codecs that a profile and the twin have; those that halve the bits cost none."""
-    found = json.loads((Path(formats.__file__).parent / formats.STEPS).read_text())
-    assert found["source"] == "measured" and found["date"] and found["conditions"]
+    measured = json.loads((Path(formats.__file__).parent / formats.STEPS).read_text())
+    assert measured["source"] == "measured" and measured["date"] and measured["conditions"]
     known = formats.steps()
     costs = codecs_of(load_cluster("v100:2x2"))
     assert [cost.codec for cost in costs] == [*known]

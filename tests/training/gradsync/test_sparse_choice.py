@@ -37,9 +37,9 @@ def imbalance(sets: list[Any], order: Order) -> tuple[float, float]:
     length = slice_length(order.units, world)
     every = [*sets, np.unique(np.concatenate(sets))]
     uneven = []
-    for one in every:
-        parts = np.bincount(order.places(one) // length, minlength=world)
-        uneven.append(float(parts.max() / max(1, len(one)) * world))
+    for indices in every:
+        parts = np.bincount(order.places(indices) // length, minlength=world)
+        uneven.append(float(parts.max() / max(1, len(indices)) * world))
     return max(uneven[:-1]), uneven[-1]
 
 
@@ -58,22 +58,25 @@ def sparsities(draw: st.DrawFn) -> tuple[Sparsity, int]:
 
 @given(sparsities())
 def test_the_two_are_priced_by_the_formulas(case: tuple[Sparsity, int]) -> None:
-    one, world = case
-    both = one.units * one.density * (one.width * 4 + INDEX)  # M d and the indices
+    sparsity, world = case
+    both = sparsity.units * sparsity.density * (sparsity.width * 4 + INDEX)  # M d and the indices
     # a bitmap is shorter than the indices where more than 1/32 of a part is there
-    saved = (max(0.0, one.units * (INDEX * one.density * gamma - 1 / 8)) for gamma in (1.0, one.gamma(world)))
-    expected = (world - 1) / world * ((1 + one.gamma(world)) * both - sum(saved))
-    assert traffic("zen", one, world).nbytes == pytest.approx(expected)
-    expected = sum(one.gamma(2**level) for level in range(round(math.log2(world)))) * both
-    assert traffic("hierarchy", one, world).nbytes == pytest.approx(expected)
-    assert traffic("allgather", one, world).nbytes == pytest.approx((world - 1) * both)
+    saved = (
+        max(0.0, sparsity.units * (INDEX * sparsity.density * gamma - 1 / 8))
+        for gamma in (1.0, sparsity.gamma(world))
+    )
+    expected = (world - 1) / world * ((1 + sparsity.gamma(world)) * both - sum(saved))
+    assert traffic("zen", sparsity, world).nbytes == pytest.approx(expected)
+    expected = sum(sparsity.gamma(2**level) for level in range(round(math.log2(world)))) * both
+    assert traffic("hierarchy", sparsity, world).nbytes == pytest.approx(expected)
+    assert traffic("allgather", sparsity, world).nbytes == pytest.approx((world - 1) * both)
 
 
 def zipf(rng: np.random.Generator, units: int, draws: int, power: float, mixed: bool) -> np.ndarray:  # type: ignore[type-arg]
     """Units that some tokens are: the frequent ones first, or anywhere."""
     chances = np.cumsum(1 / np.arange(1, units + 1) ** power)
-    found = np.searchsorted(chances, rng.random(draws) * chances[-1])
-    return np.unique(found * 7919 % units if mixed else found)
+    drawn = np.searchsorted(chances, rng.random(draws) * chances[-1])
+    return np.unique(drawn * 7919 % units if mixed else drawn)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +92,9 @@ def test_estimates_are_near_what_is_sent(world: int, width: int, mixed: bool) ->
     sets = [zipf(rng, total, 30_000, 0.9, mixed) for _ in range(world)]
     growth = growth_of(sets)
     density = sum(map(len, sets)) / world / total
-    values = [torch.ones(len(one), width) for one in sets]
-    there = [Units(torch.from_numpy(one), values[rank], total) for rank, one in enumerate(sets)]
-    one = Sparsity(total, width, 4, density, growth)
+    values = [torch.ones(len(indices), width) for indices in sets]
+    there = [Units(torch.from_numpy(indices), values[rank], total) for rank, indices in enumerate(sets)]
+    sparsity = Sparsity(total, width, 4, density, growth)
     tensors = [
         torch.sparse_coo_tensor(each.indices[None], each.values, (total, width), check_invariants=False)
         for each in there
@@ -105,7 +108,7 @@ def test_estimates_are_near_what_is_sent(world: int, width: int, mixed: bool) ->
             return peers.sent, peers.received
 
         busiest = max(max(each) for each in on_ranks(world, work))  # type: ignore[type-var]
-        assert traffic(name, one, world).nbytes == pytest.approx(busiest, rel=0.12), name
+        assert traffic(name, sparsity, world).nbytes == pytest.approx(busiest, rel=0.12), name
     push, pull = imbalance(sets, Order(total, 0))
     assert max(push, pull) < 1.1
     assert mixed or max(imbalance(sets, Order(total, None))) > 1.5
@@ -119,8 +122,11 @@ def test_the_choice_follows_overlap_density_and_latency() -> None:
     assert choose(full, 16) == "dense"
     slow, far = network(16, 1, 1e6), network(16, 1, 1e10, latency=1e-3)
     few = replace(alike, units=100)
-    for one, where, best in ((alike, slow, "zen"), (few, far, "hierarchy")):  # log2 n rounds, not 2 (n - 1)
-        assert min(SCHEMES, key=lambda name: seconds(name, one, where)) == best
+    for sparsity, where, best in (
+        (alike, slow, "zen"),
+        (few, far, "hierarchy"),  # log2 n rounds, not 2 (n - 1)
+    ):
+        assert min(SCHEMES, key=lambda name: seconds(name, sparsity, where)) == best
     nothing = replace(apart, density=0.0)
     assert traffic("zen", nothing, 16).nbytes == 0
     # where all take less than what is not predicted, all are tried, and else those that are near the best
@@ -135,12 +141,12 @@ def test_a_plan_sums_a_table_by_the_best_scheme() -> None:
     table = GradientTensor("table", 64 * 10**6, 1e-3, rows)
     job = replace(job, tensors=(job.tensors[0], table, *job.tensors[1:]))
     plan = make_plan(job)
-    group = next(one for one in plan.groups if "table" in one.tensors)
+    group = next(group for group in plan.groups if "table" in group.tensors)
     assert group.tensors == ("table",) and group.option.scheme == "sparse"
     best = min(SCHEMES, key=lambda name: seconds(name, rows, job.network))
     assert group.option.codec == best != "dense"
     moved = traffic(group.option.codec, rows, 8).nbytes
-    others = sum(one.numel for one in job.tensors if one.name != "table") * 4 * 2 * 7 / 8
+    others = sum(tensor.numel for tensor in job.tensors if tensor.name != "table") * 4 * 2 * 7 / 8
     assert plan.forecasts[0].nbytes == pytest.approx(moved + others, rel=1e-6)
     assert len(plan.order) == len(plan.groups)
     # it loses nothing: no codec is advised
@@ -148,7 +154,7 @@ def test_a_plan_sums_a_table_by_the_best_scheme() -> None:
     # of schemes that were tried there the one that took least is taken
     sums = SumTime("table", "dense", 4.0), SumTime("table", "allgather", 0.4)
     tried = replace(job, network=replace(job.network, sums=sums))
-    group = next(one for one in make_plan(tried).groups if "table" in one.tensors)
+    group = next(group for group in make_plan(tried).groups if "table" in group.tensors)
     assert group.option.codec == "allgather"
 
 
@@ -161,4 +167,4 @@ def test_a_table_among_dense_gradients_of_its_size_has_options_of_its_own() -> N
         for place in range(sizes):
             tensors = (*dense[:place], table, *dense[place + 1 :])
             plan = make_plan(replace(job, tensors=tensors))
-            assert [one.tensors for one in plan.groups if one.option.scheme == "sparse"] == [("table",)]
+            assert [group.tensors for group in plan.groups if group.option.scheme == "sparse"] == [("table",)]

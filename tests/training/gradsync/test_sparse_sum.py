@@ -30,8 +30,8 @@ def bits(tensor: Tensor) -> Tensor:
 
 def ordered_sum(tensors: list[Tensor]) -> Tensor:
     total = torch.zeros(tensors[0].shape, dtype=tensors[0].dtype)
-    for one in tensors:
-        total += one.coalesce().to_dense() if one.layout == torch.sparse_coo else one
+    for tensor in tensors:
+        total += tensor.coalesce().to_dense() if tensor.layout == torch.sparse_coo else tensor
     return total
 
 
@@ -43,7 +43,7 @@ def gradients(draw: st.DrawFn) -> list[Tensor]:
     dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]))
     sparse = draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    found = []
+    tensors = []
     for _ in range(world):
         density = draw(st.sampled_from([0.0, 0.01, 0.1, 1.0]))
         there = np.flatnonzero(rng.random(rows) < density)
@@ -53,39 +53,39 @@ def gradients(draw: st.DrawFn) -> list[Tensor]:
         values[torch.from_numpy(rng.random(values.shape) < 0.1)] = float(rng.choice(SPECIAL))
         index = torch.from_numpy(there)[None]
         coo = torch.sparse_coo_tensor(index, values, (rows, width), check_invariants=False)
-        found.append(coo if sparse else coo.to_dense())
-    return found
+        tensors.append(coo if sparse else coo.to_dense())
+    return tensors
 
 
 @settings(max_examples=40)
 @given(gradients(), st.sampled_from([*SCHEMES, "auto"]))
 def test_sum_is_the_ordered_sum_bit_for_bit(tensors: list[Tensor], scheme: str) -> None:
     """But for the schemes whose order of adding is another: these are alike on all ranks, and close."""
-    before = [bits(one) for one in tensors]
-    found = on_ranks(len(tensors), lambda peers: reduce_with(peers, tensors[peers.rank], scheme))
+    before = [bits(tensor) for tensor in tensors]
+    sums = on_ranks(len(tensors), lambda peers: reduce_with(peers, tensors[peers.rank], scheme))
     expected = ordered_sum(tensors)
-    for one in found:
-        assert isinstance(one, Tensor), one
-        assert (one.layout, one.shape, one.dtype) == (tensors[0].layout, expected.shape, expected.dtype)
-        assert torch.equal(bits(one), bits(found[0]))
+    for total in sums:
+        assert isinstance(total, Tensor), total
+        assert (total.layout, total.shape, total.dtype) == (tensors[0].layout, expected.shape, expected.dtype)
+        assert torch.equal(bits(total), bits(sums[0]))
         if scheme in ORDERED:
-            assert torch.equal(bits(one), bits(expected))
+            assert torch.equal(bits(total), bits(expected))
         elif scheme != "auto":
             loose = 0.1 if expected.element_size() == 2 else 1e-5
-            whole = one.to_dense() if one.layout == torch.sparse_coo else one
+            whole = total.to_dense() if total.layout == torch.sparse_coo else total
             torch.testing.assert_close(whole, expected, rtol=loose, atol=loose, equal_nan=True)
-        if one.layout == torch.sparse_coo:
-            assert one.is_coalesced() and bool((one.indices()[0].diff() > 0).all())
-    assert all(torch.equal(bits(one), was) for one, was in zip(tensors, before, strict=True))
+        if total.layout == torch.sparse_coo:
+            assert total.is_coalesced() and bool((total.indices()[0].diff() > 0).all())
+    assert all(torch.equal(bits(tensor), was) for tensor, was in zip(tensors, before, strict=True))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4), (5, 0), (3, 2, 2)])
 def test_any_shape(shape: tuple[int, ...]) -> None:
     tensors = [torch.full(shape, float(rank)) for rank in range(3)]
     for scheme in SCHEMES:
-        for one in on_ranks(3, lambda peers, s=scheme: reduce_with(peers, tensors[peers.rank], s)):
-            assert isinstance(one, Tensor), one
-            assert torch.equal(one, torch.full(shape, 3.0))
+        for total in on_ranks(3, lambda peers, s=scheme: reduce_with(peers, tensors[peers.rank], s)):
+            assert isinstance(total, Tensor), total
+            assert torch.equal(total, torch.full(shape, 3.0))
 
 
 def test_ranks_that_bring_different_things_are_refused_everywhere_before_any_data() -> None:
@@ -110,8 +110,8 @@ def test_ranks_that_bring_different_things_are_refused_everywhere_before_any_dat
                 sent.append(peers.sent)
 
         errors = on_ranks(3, work)
-        assert all(isinstance(one, UserError) for one in errors), errors
-        assert len({str(one) for one in errors}) == 1
+        assert all(isinstance(error, UserError) for error in errors), errors
+        assert len({str(error) for error in errors}) == 1
         assert "rank 1 has" in str(errors[0]) and word in str(errors[0])
         assert sent == [2 * WORDS] * 3
     with pytest.raises(UserError, match="scheme 'tree'; auto, zen, hierarchy, allgather, dense are accepted"):
@@ -131,8 +131,8 @@ def test_words_that_are_cut_in_the_midst_of_a_letter_are_compared_all_the_same()
 @given(gradients(), st.booleans())
 def test_messages_are_as_long_as_their_form_says(tensors: list[Tensor], bitmap: bool) -> None:
     """And hold what went in: count, values, zeros up to four bytes, and the shorter form of positions."""
-    for one in tensors:
-        there = sparse.units_of(one)
+    for tensor in tensors:
+        there = sparse.units_of(tensor)
         message = sparse.pack(there, bitmap=bitmap)
         count, value_bytes = len(there.indices), there.values.numel() * there.values.element_size()
         index = min(4 * count, -(-there.total // 8)) if bitmap else 4 * count
@@ -165,8 +165,8 @@ def test_measured_sparsity() -> None:
         mine = sparse.Units(sets[peers.rank], torch.ones(len(sets[peers.rank]), 2), total)
         return measure(peers, mine, sample=1000)
 
-    found = on_ranks(world, work)
-    assert all(one == found[0] for one in found)
-    sparsity = found[0]
+    measurements = on_ranks(world, work)
+    assert all(measurement == measurements[0] for measurement in measurements)
+    sparsity = measurements[0]
     assert sparsity.density == pytest.approx(0.025) and sparsity.units == total and sparsity.width == 2
     assert sparsity.growth == pytest.approx((1.0, 2.0), rel=0.1)

@@ -27,16 +27,16 @@ class Threads(Peers):
             self.sent += message.numel() * message.element_size()
             if message.numel():
                 self._lines[self.rank, to].put(message.clone())
-        for source, found in receives:
-            if found.numel():
+        for source, into in receives:
+            if into.numel():
                 came = self._lines[source, self.rank].get(timeout=60)
-                assert came.shape == found.shape and came.dtype == found.dtype
-                found.copy_(came)
-                self.received += found.numel() * found.element_size()
+                assert came.shape == into.shape and came.dtype == into.dtype
+                into.copy_(came)
+                self.received += into.numel() * into.element_size()
 
     def all_reduce(self, tensor: Tensor) -> None:
         same = self.swap([tensor.reshape(-1).view(torch.uint8)] * self.size)
-        total = torch.stack([one.view(tensor.dtype) for one in same]).sum(0)
+        total = torch.stack([part.view(tensor.dtype) for part in same]).sum(0)
         tensor.copy_(total.reshape(tensor.shape))
 
 
@@ -45,18 +45,18 @@ def on_ranks(size: int, work: Callable[[Threads], T]) -> list[T | Exception]:
     lines: dict[tuple[int, int], SimpleQueue[Tensor]] = {
         (source, to): SimpleQueue() for source in range(size) for to in range(size)
     }
-    found: list[T | Exception] = [ValueError("it did not end")] * size
+    results: list[T | Exception] = [ValueError("it did not end")] * size
 
     def run(rank: int) -> None:
         try:
-            found[rank] = work(Threads(rank, size, lines))
+            results[rank] = work(Threads(rank, size, lines))
         except Exception as error:
-            found[rank] = error
+            results[rank] = error
 
     torch.set_num_threads(1)  # else each of the threads would start a pool of its own
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(90)
-    return found
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    return results

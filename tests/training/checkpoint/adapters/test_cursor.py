@@ -76,18 +76,18 @@ def loop(loader: Any, looks_ahead: bool, stop: int = -1, saved: Any = None) -> t
         torch.rand(3)  # what a program does before it gets here is another matter than what it did then
         cursor.go_to(place)
     for epoch in range(first, EPOCHS):
-        seen, dropped = 0, 0
+        count, dropped = 0, 0
         if saved is not None:
-            seen, saved = place["seen"], None
-            dropped = 0 if cursor.skips else seen
+            count, saved = place["seen"], None
+            dropped = 0 if cursor.skips else count
         batches = islice(iter(loader), dropped, None)
         for batch in ahead(batches) if looks_ahead else batches:
             if not cursor.skips:
                 cursor.settle()
             got.append((epoch, torch.as_tensor(batch).tolist(), float(torch.rand(1)), random.random()))
-            seen += 1
+            count += 1
             if len(got) == stop:
-                return got, (epoch, objects.unpack(objects.pack({"place": cursor.place(seen)}))["place"])
+                return got, (epoch, objects.unpack(objects.pack({"place": cursor.place(count)}))["place"])
         cursor.settle()
         got.append((epoch, float(torch.rand(1)), float(np.random.rand())))
     return got, None

@@ -58,8 +58,8 @@ class Cluster:
             path.unlink()
 
     def files(self, place: int, shard: str = "*", step: int | None = None) -> list[Path]:
-        found = sorted(self.at(place).glob(f"{shard}.*.slot"))
-        return [p for p in found if step is None or _step(p) == step]
+        paths = sorted(self.at(place).glob(f"{shard}.*.slot"))
+        return [p for p in paths if step is None or _step(p) == step]
 
     def flip(self, place: int, shard: str, step: int) -> None:
         for path in self.files(place, shard, step):
@@ -154,8 +154,8 @@ class FakeMemory:
 
     def close(self) -> None:
         for held in self.slots.values():
-            for one in held:
-                one.close()
+            for slot in held:
+                slot.close()
 
 
 class FakeJob:
@@ -215,13 +215,13 @@ def together(world: int, act: Any) -> list[Any]:
     out: list[Any] = [None] * world
     errors: list[BaseException] = []
 
-    def one(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         try:
             out[rank] = act(rank)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
+    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -96,7 +96,7 @@ def test_a_continuation_is_bit_identical(folder: Path, mode: str) -> None:
 def save_some(cluster: Cluster, steps: int, **options: Any) -> list[dict[str, Any]]:
     """Every rank trains alone, from its own seed, and saves; the states at the end."""
 
-    def one(rank: int) -> dict[str, Any]:
+    def save(rank: int) -> dict[str, Any]:
         state = program(rank)
         ck = PeerCheckpointer(FakeJob(cluster, rank), rng=False, **options)
         for step in range(ck.restore(state), steps):
@@ -107,20 +107,20 @@ def save_some(cluster: Cluster, steps: int, **options: Any) -> list[dict[str, An
         ck.close()
         return state
 
-    return [one(0)] if cluster.world == 1 else together(cluster.world, one)
+    return [save(0)] if cluster.world == 1 else together(cluster.world, save)
 
 
 def restore_all(cluster: Cluster, **options: Any) -> tuple[list[int], list[dict[str, Any]]]:
     states = [program(rank + 50) for rank in range(cluster.world)]
 
-    def one(rank: int) -> int:
+    def restore(rank: int) -> int:
         ck = PeerCheckpointer(FakeJob(cluster, rank), rng=False, **options)
         try:
             return ck.restore(states[rank])
         finally:
             ck._end()
 
-    return together(cluster.world, one), states
+    return together(cluster.world, restore), states
 
 
 def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -137,14 +137,14 @@ def test_corrupt_copies_fall_to_the_next_source_then_to_an_older_step(folder: Pa
     states = save_some(cluster, 3)
     cluster.flip(1, "rank1", 2)
     cluster.regroup(2)
-    starts, found = restore_all(cluster)
-    assert starts == [3, 3] and equal(states[1], found[1])
+    starts, restored = restore_all(cluster)
+    assert starts == [3, 3] and equal(states[1], restored[1])
     assert any("rank1 of step 2 at place 1" in note for note in cluster.notes())
 
     cluster.flip(0, "rank1", 2)  # the bad copy was made good by the good one, and serves now
     cluster.regroup(2)
-    starts, found = restore_all(cluster)
-    assert starts == [3, 3] and equal(states[1], found[1])
+    starts, restored = restore_all(cluster)
+    assert starts == [3, 3] and equal(states[1], restored[1])
 
     for place in (0, 1):  # now both are bad: all go to the step before
         cluster.flip(place, "rank1", 2)
@@ -170,7 +170,7 @@ def test_a_state_of_another_shape_is_refused_by_all_and_changes_nothing(folder: 
     save_some(cluster, 2)
     cluster.regroup(2)
 
-    def one(rank: int) -> None:
+    def restore(rank: int) -> None:
         state = program(rank)
         if rank == 1:
             state["model"][4] = nn.Linear(16, 5)
@@ -180,13 +180,13 @@ def test_a_state_of_another_shape_is_refused_by_all_and_changes_nothing(folder: 
             ck.restore(state)
         assert torch.equal(before, state["model"][0].weight)
 
-    together(2, one)
+    together(2, restore)
 
 
 def test_what_is_alike_is_shared_and_what_differs_later_is_not(folder: Path) -> None:
     cluster = Cluster(folder, world=2)
 
-    def one(rank: int) -> dict[str, Any]:
+    def save(rank: int) -> dict[str, Any]:
         state = program(0)  # the same on both ranks
         ck = PeerCheckpointer(FakeJob(cluster, rank), rng=False)
         for step in range(4):
@@ -200,14 +200,14 @@ def test_what_is_alike_is_shared_and_what_differs_later_is_not(folder: Path) -> 
         ck.close()
         return state
 
-    states = together(2, one)
+    states = together(2, save)
     assert any("model/0.weight" in note and "equal on all ranks" in note for note in cluster.notes())
     cluster.wipe(1)
     cluster.regroup(2)
-    starts, found = restore_all(cluster)
+    starts, restored = restore_all(cluster)
     assert starts == [4, 4]
-    assert torch.equal(found[1]["model"][0].weight, states[1]["model"][0].weight)
-    assert torch.equal(found[0]["model"][0].weight, states[0]["model"][0].weight)
+    assert torch.equal(restored[1]["model"][0].weight, states[1]["model"][0].weight)
+    assert torch.equal(restored[0]["model"][0].weight, states[0]["model"][0].weight)
 
 
 def test_a_slot_is_not_overwritten_before_the_next_is_committed(folder: Path) -> None:
@@ -287,9 +287,9 @@ def test_what_was_due_to_storage_and_is_not_saved_is_told(folder: Path) -> None:
     for step in range(6):
         ck.step(step, program())
     ck._settle()
-    told = [(event["kind"], event["step"]) for event in cluster.events if "storage" in event["kind"]]
+    kinds = [(event["kind"], event["step"]) for event in cluster.events if "storage" in event["kind"]]
     wanted, failed = "storage.wanted", "storage.failed"
-    assert told == [(wanted, 1), (wanted, 3), (failed, 3), (wanted, 5), (failed, 5)]
+    assert kinds == [(wanted, 1), (wanted, 3), (failed, 3), (wanted, 5), (failed, 5)]
     assert cluster.persisted == [1]
 
 
@@ -298,7 +298,7 @@ def test_a_write_to_storage_that_ended_with_its_generation_is_made_up_for(folder
     cluster = Cluster(folder, world=2)
     options: dict[str, Any] = {"persist": "memory://due", "persist_every": 2, "rng": False}
 
-    def one(rank: int) -> int:
+    def go_on(rank: int) -> int:
         state = program(rank)
         ck = PeerCheckpointer(FakeJob(cluster, rank), **options)
         start = ck.restore(state)
@@ -307,7 +307,7 @@ def test_a_write_to_storage_that_ended_with_its_generation_is_made_up_for(folder
         ck.close()
         return start
 
-    assert together(2, one) == [0, 0]
+    assert together(2, go_on) == [0, 0]
     commits = [{"step": 2, "course": cluster.generation}]
     cluster.log = {"committed": commits, "persisted": [], "newest": 2, "due": 1}
     for persisted, due in (([], [2, 2]), ([{"step": 1, "course": 1, "check": "known"}], [])):
@@ -315,7 +315,7 @@ def test_a_write_to_storage_that_ended_with_its_generation_is_made_up_for(folder
         cluster.persisted.clear()
         cluster.events.clear()
         cluster.regroup(2)
-        assert together(2, one) == [3, 3]
+        assert together(2, go_on) == [3, 3]
         assert cluster.persisted == due
         wanted = [event["step"] for event in cluster.events if event["kind"] == "storage.wanted"]
         assert wanted == due[:1]
@@ -325,7 +325,7 @@ def test_steps_that_only_some_ranks_saved_do_not_block_for_ever(folder: Path) ->
     cluster = Cluster(folder, world=2, replicate=False)
     meet = threading.Barrier(2, timeout=30)
 
-    def one(rank: int) -> list[int]:
+    def save(rank: int) -> list[int]:
         ck = PeerCheckpointer(FakeJob(cluster, rank), patience=1.0, rng=False)
         for step in range(5):
             meet.wait()
@@ -337,7 +337,7 @@ def test_steps_that_only_some_ranks_saved_do_not_block_for_ever(folder: Path) ->
         return ck._slot_steps
 
     # Step 2 of rank 0 and step 3 of rank 1 can never be committed: step 4 goes in their place.
-    assert together(2, one) == [[4, 1], [4, 1]]
+    assert together(2, save) == [[4, 1], [4, 1]]
     assert sum("was not saved" in note for note in cluster.notes()) == 1
 
 
@@ -359,8 +359,8 @@ def test_a_loader_is_in_the_state_or_its_absence_is_told(folder: Path) -> None:
         return {doubt for event in cluster.events for doubt in event.get("doubts", ())}
 
     assert doubts(inside=True) == set()
-    (told,) = doubts(inside=False)
-    assert "a loader that is not in the state" in told
+    (doubt,) = doubts(inside=False)
+    assert "a loader that is not in the state" in doubt
 
 
 def test_a_plain_loader_in_the_state_is_refused_by_both(folder: Path) -> None:

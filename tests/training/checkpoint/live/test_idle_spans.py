@@ -37,7 +37,7 @@ class Course:
             self.profile.look(self.now, busy, self.count)
 
 
-def found(profile: spans.SpanProfile) -> list[float]:
+def expected_seconds(profile: spans.SpanProfile) -> list[float]:
     assert profile.expected is not None
     return [span.seconds for span in profile.expected]
 
@@ -49,7 +49,7 @@ def test_the_profile_is_a_short_one_of_each_span_that_most_steps_have() -> None:
     for idle in ([0.040, 0.090], [0.050, 0.080], [0.2], [0.045, 0.085]):
         assert profile.expected is None
         course.step(idle)
-    assert found(profile) == pytest.approx([0.045, 0.080], abs=0.0025)
+    assert expected_seconds(profile) == pytest.approx([0.045, 0.080], abs=0.0025)
 
 
 def test_a_pause_within_a_collective_is_at_no_place_of_the_profile() -> None:
@@ -72,12 +72,12 @@ def test_a_pause_within_a_collective_is_at_no_place_of_the_profile() -> None:
 
 class Memory:
     def __init__(self) -> None:
-        self.told: list[float] = []
+        self.windows: list[float] = []
         self.changed = threading.Condition()
 
     def open_window(self, seconds: float) -> None:
         with self.changed:
-            self.told.append(seconds)
+            self.windows.append(seconds)
             self.changed.notify_all()
 
     def close_window(self) -> None:
@@ -88,7 +88,7 @@ class Memory:
 
     def wait(self, condition: Any) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: condition(self.told), 20)
+            assert self.changed.wait_for(lambda: condition(self.windows), 20)
 
 
 class Network:
@@ -109,43 +109,43 @@ def sender(
     """One that has its profile already."""
     job = FakeJob(Cluster(folder, 1), 0)
     count = (network or Network()).count
-    made = spans.IdleSender(job, memory, CheckpointSettings(**options), 1000, count=count)
+    idle_sender = spans.IdleSender(job, memory, CheckpointSettings(**options), 1000, count=count)
     usual = [spans.Span(n * 1_000_000, seconds) for n, seconds in enumerate(expected)]
-    made._profile.expected = usual
-    made._plan(usual)
-    return made
+    idle_sender._profile.expected = usual
+    idle_sender._plan(usual)
+    return idle_sender
 
 
 def test_a_window_opens_when_the_network_falls_quiet_and_closes_with_traffic(folder: Path) -> None:
     memory, network = Memory(), Network()
-    one = sender(folder, memory, [100.0], network, bandwidth=1e6)
+    idle_sender = sender(folder, memory, [100.0], network, bandwidth=1e6)
     network.busy = True
-    memory.wait(lambda told: told[-1] == 0.0)
+    memory.wait(lambda windows: windows[-1] == 0.0)
     network.busy = False
-    memory.wait(lambda told: 0.0 < told[-1] <= 80.0)  # the safe part of what is left
+    memory.wait(lambda windows: 0.0 < windows[-1] <= 80.0)  # the safe part of what is left
     network.busy = True
-    memory.wait(lambda told: told[-1] == 0.0)
-    one.close()
+    memory.wait(lambda windows: windows[-1] == 0.0)
+    idle_sender.close()
 
 
 def test_what_does_not_fit_makes_checkpoints_rarer_and_says_so_once(folder: Path) -> None:
     memory = Memory()
-    one = sender(folder, memory, [0.01, 0.01], bandwidth=30_000.0, startup=1e-6, safety=1.0)
-    assert one.every == 2
-    assert ["one is made every 2 steps" in note for note in one._job.cluster.notes()] == [True]
-    one.close()
+    idle_sender = sender(folder, memory, [0.01, 0.01], bandwidth=30_000.0, startup=1e-6, safety=1.0)
+    assert idle_sender.every == 2
+    assert ["one is made every 2 steps" in note for note in idle_sender._job.cluster.notes()] == [True]
+    idle_sender.close()
 
 
 def test_without_room_in_any_span_sending_goes_on_beside_the_traffic(folder: Path) -> None:
     memory, network = Memory(), Network()
-    one = sender(folder, memory, [100.0], network, bandwidth=1e6)
+    idle_sender = sender(folder, memory, [100.0], network, bandwidth=1e6)
     network.busy = True
-    memory.wait(lambda told: told[-1] == 0.0)
-    one._plan([])  # the next steps have no idle span
-    assert one._always and one.every == 1
-    memory.wait(lambda told: told[-1] > 600.0)
-    one.close()
-    assert memory.told[-2:] == [OPEN, 0.0]
+    memory.wait(lambda windows: windows[-1] == 0.0)
+    idle_sender._plan([])  # the next steps have no idle span
+    assert idle_sender._always and idle_sender.every == 1
+    memory.wait(lambda windows: windows[-1] > 600.0)
+    idle_sender.close()
+    assert memory.windows[-2:] == [OPEN, 0.0]
 
 
 def test_traffic_is_read_from_the_sockets() -> None:

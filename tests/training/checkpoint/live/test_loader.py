@@ -90,26 +90,26 @@ LOADERS: dict[str, Callable[[], Any]] = {
 def epochs(loader: Any, epoch: int, saves: list[Any] | None = None, until: int = 2) -> list[Batch]:
     """Two epochs of training, from the rest of ``epoch`` on: batches, and what the model drew meanwhile. What
     a checkpoint would have goes to ``saves``, after each batch and between epochs."""
-    found: list[Batch] = []
+    batches: list[Batch] = []
 
     def save(epoch: int) -> None:
         if saves is not None:
             tensors: dict[str, torch.Tensor] = {}
             bare = objects.skeleton(
-                objects.saved_of(loader), "", lambda name, one: tensors.update({name: one.clone()})
+                objects.saved_of(loader), "", lambda name, tensor: tensors.update({name: tensor.clone()})
             )
             plain = objects.unpack(objects.pack({"loader": bare}))["loader"]
             state = objects.flesh(plain, tensors.__getitem__)
-            saves.append((epoch, len(found), state, objects.generators()))
+            saves.append((epoch, len(batches), state, objects.generators()))
 
     for number in range(epoch, until):
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(number)
         for batch in loader:
-            found.append((batch.tolist(), torch.rand(()).item(), random.random(), np.random.rand()))
+            batches.append((batch.tolist(), torch.rand(()).item(), random.random(), np.random.rand()))
             save(number)
         save(number + 1)
-    return found
+    return batches
 
 
 def seed(number: int) -> None:
@@ -148,10 +148,10 @@ def test_what_a_loader_does_not_know_is_told() -> None:
     lazy, workers = stateful(Samples(), 2, sampler=Lazy()), LOADERS["workers"]()
     unordered = stateful(Samples(), 2, num_workers=1, in_order=False)
     drawn = stateful(Samples(), 2, sampler=RandomSampler(Samples()))
-    told = loader_doubts({"lazy": lazy, "workers": workers, "unordered": unordered, "drawn": drawn})
+    doubts = loader_doubts({"lazy": lazy, "workers": workers, "unordered": unordered, "drawn": drawn})
     words = "drawn: the order that its RandomSampler", "lazy: the order that its Lazy", "in_order=False"
     for word in (*words, "workers: what its workers draw"):
-        assert sum(word in doubt for doubt in told) == 1, word
+        assert sum(word in doubt for doubt in doubts) == 1, word
     assert loader_doubts({"fine": LOADERS["here"](), "epoch": LOADERS["set_epoch"]()}) == []
 
 
@@ -161,9 +161,9 @@ def test_a_loader_outside_of_the_state_is_told_while_it_is_read() -> None:
     reading = iter(apart)
     assert not any("Still" in doubt for doubt in read_outside({"inside": inside}))  # nothing was taken yet
     next(reading)
-    told = read_outside({"inside": inside})
-    assert sum("a Still is read by a loader that is not in the state" in doubt for doubt in told) == 1
-    assert not any("Samples" in doubt for doubt in told)
+    doubts = read_outside({"inside": inside})
+    assert sum("a Still is read by a loader that is not in the state" in doubt for doubt in doubts) == 1
+    assert not any("Samples" in doubt for doubt in doubts)
     for _ in reading:  # read to its end between two steps it does no harm
         pass
     assert not any("Still" in doubt for doubt in read_outside({"inside": inside}))

@@ -40,7 +40,7 @@ def test_new_processes_go_on_bit_identical(tmp_path: Path, kind: str, world: int
 def test_other_worlds_and_meshes_get_the_same_state(tmp_path: Path) -> None:
     begun = launch(3, "fsdp", tmp_path / "stored", 2)["left"]
     for number, (world, kind) in enumerate([(4, "mesh"), (2, "fsdp"), (1, "plain")]):
-        found = launch(world, kind, tmp_path / "stored", 2 + number)
-        assert found["start"] == 2 + number, (world, kind)
-        assert same(found["found"], begun), (world, kind)
-        assert found["cursor"] == {"step": 2}
+        result = launch(world, kind, tmp_path / "stored", 2 + number)
+        assert result["start"] == 2 + number, (world, kind)
+        assert same(result["found"], begun), (world, kind)
+        assert result["cursor"] == {"step": 2}

@@ -305,14 +305,14 @@ def test_resharding_puts_any_grid_together_from_any_other(
 
 
 def test_without_a_supervisor_and_storage_it_says_so_once(folder: Path) -> None:
-    one = FakeJob(Cluster(folder, 1), 0)
-    one.memory, one.supervised = None, False
-    ck = PeerCheckpointer(one)
+    job = FakeJob(Cluster(folder, 1), 0)
+    job.memory, job.supervised = None, False
+    ck = PeerCheckpointer(job)
     assert ck.restore({"x": torch.zeros(1)}) == 0
-    with pytest.warns(UserWarning, match="no checkpoints are made") as told:
+    with pytest.warns(UserWarning, match="no checkpoints are made") as warned:
         for step in range(3):
             ck.step(step, {"x": torch.zeros(1)})
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 def test_options_come_from_the_environment_and_are_checked(

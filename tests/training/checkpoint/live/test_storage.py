@@ -64,7 +64,13 @@ def whole(url: str, step: int, data: bytes, generation: int = 1) -> None:
 
 
 def listed(url: str, step: int, shard: str = "rank0") -> Shard:
-    return [it for one in steps(url) if one.step == step for it in one.shards if it.name == shard][-1]
+    return [
+        it
+        for checkpoint in steps(url)
+        if checkpoint.step == step
+        for it in checkpoint.shards
+        if it.name == shard
+    ][-1]
 
 
 def get(url: str, step: int, shard: str = "rank0") -> bytes:
@@ -79,15 +85,15 @@ def test_what_goes_in_comes_out(url: str, size: int, small_parts: None) -> None:
     data = os.urandom(size)
     own = put(url, 4, "rank0", data, shared=True)
     shared = put(url, 4, "shared", b"all alike", shared=True)
-    assert [one.bad != "" for one in steps(url)] == [True]
+    assert [checkpoint.bad != "" for checkpoint in steps(url)] == [True]
     finish(url, shared, own)
     assert get(url, 4) == data
     assert get(url, 4, "shared") == b"all alike"
-    (one,) = steps(url)
-    assert layout(url, one.shards[0]) == BLOB
-    assert (one.step, one.generation, one.bad) == (4, 1, "")
-    assert one.shards == (own.shard, shared.shard)
-    assert plan_restore([], [one]).step == 4
+    (checkpoint,) = steps(url)
+    assert layout(url, checkpoint.shards[0]) == BLOB
+    assert (checkpoint.step, checkpoint.generation, checkpoint.bad) == (4, 1, "")
+    assert checkpoint.shards == (own.shard, shared.shard)
+    assert plan_restore([], [checkpoint]).step == 4
 
 
 def test_courses_of_a_step_do_not_meet(url: str) -> None:
@@ -99,7 +105,9 @@ def test_courses_of_a_step_do_not_meet(url: str) -> None:
         finish(url, old, new[1])
     finish(url, *new)
     assert get(url, 5) == b"new"
-    assert [(one.step, one.generation) for one in steps(url) if not one.bad] == [(5, 2)]
+    assert [(checkpoint.step, checkpoint.generation) for checkpoint in steps(url) if not checkpoint.bad] == [
+        (5, 2)
+    ]
 
 
 def test_a_complete_step_is_not_changed(url: str) -> None:
@@ -126,13 +134,13 @@ def saved(tmp_path: Path) -> tuple[str, Path]:
 
 def usable(url: str) -> list[int]:
     """The steps that a restore would find, with what fails while reading left out."""
-    found = [one.step for one in steps(url) if not one.bad]
-    for step in list(found):
+    readable = [checkpoint.step for checkpoint in steps(url) if not checkpoint.bad]
+    for step in list(readable):
         try:
             get(url, step)
         except ObjectError:
-            found.remove(step)
-    return found
+            readable.remove(step)
+    return readable
 
 
 @pytest.mark.parametrize("name", ["complete", "rank0.00000"])
@@ -156,7 +164,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path, data: st.DataObject) -> None:
     blob = bytearray(path.read_bytes())
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(blob)
-    for it in [it for one in steps(url) if not one.bad for it in one.shards]:
+    for it in [it for checkpoint in steps(url) if not checkpoint.bad for it in checkpoint.shards]:
         try:
             assert layout(url, it) == BLOB
         except ObjectError as error:
@@ -190,7 +198,7 @@ def test_foreign_and_torn_steps_are_told(tmp_path: Path) -> None:
     (folder.with_name("000000000007-1") / "complete").write_bytes(
         (folder.with_name("000000000001-1") / "complete").read_bytes()
     )
-    bad = {one.step: one.bad for one in steps(url) if one.bad}
+    bad = {checkpoint.step: checkpoint.bad for checkpoint in steps(url) if checkpoint.bad}
     assert bad[-1] == "steps/notes is not a step of a checkpoint"
     assert "it is no step of a checkpoint" in bad[2]
     assert "9-4 was not completed" in bad[9]
@@ -215,8 +223,13 @@ def test_prune(url: str, small_parts: None) -> None:
         whole(url, step, bytes([step]) * 100)
     put(url, 1, "rank0", b"never finished", generation=2)
     late = put(url, 9, "rank0", b"being written")
-    assert [(one.step, one.generation) for one in prune(url, 2)] == [(0, 1), (1, 1), (1, 2), (2, 1)]
-    assert [one.step for one in steps(url) if not one.bad] == [3, 4]
+    assert [(checkpoint.step, checkpoint.generation) for checkpoint in prune(url, 2)] == [
+        (0, 1),
+        (1, 1),
+        (1, 2),
+        (2, 1),
+    ]
+    assert [checkpoint.step for checkpoint in steps(url) if not checkpoint.bad] == [3, 4]
     assert get(url, 3) == bytes([3]) * 100
     finish(url, late)
     assert get(url, 9) == b"being written"

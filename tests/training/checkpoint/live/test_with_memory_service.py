@@ -72,14 +72,14 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(folder: Path, in_memory: None) -> Iterator[Any]:
-    made: list[World] = []
+    worlds: list[World] = []
 
-    def one(*args: int) -> World:
-        made.append(World(folder, *args))
-        return made[-1]
+    def make_world(*args: int) -> World:
+        worlds.append(World(folder, *args))
+        return worlds[-1]
 
-    yield one
-    for world in made:
+    yield make_world
+    for world in worlds:
         world.hosts.close()
 
 
@@ -125,7 +125,7 @@ def straight(rank: int, steps: int) -> torch.Tensor:
 def test_going_back_again_within_a_generation_is_committed_again(make: Any) -> None:
     world = make(2)
 
-    def one(rank: int) -> torch.Tensor:
+    def go_back_twice(rank: int) -> torch.Tensor:
         state = program(rank)
         ck = PeerCheckpointer(Job(world, rank), rng=False, patience=5.0)
         assert ck.restore(state) == 0
@@ -140,8 +140,8 @@ def test_going_back_again_within_a_generation_is_committed_again(make: Any) -> N
         ck._end()
         return state["model"].weight.detach()
 
-    found = together(2, one)
-    assert all(torch.equal(weight, straight(rank, 4)) for rank, weight in enumerate(found))
+    weights = together(2, go_back_twice)
+    assert all(torch.equal(weight, straight(rank, 4)) for rank, weight in enumerate(weights))
     assert not [note for note in world.notes() if "was not saved" in note or "not committed" in note]
 
 

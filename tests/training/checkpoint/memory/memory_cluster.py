@@ -139,7 +139,7 @@ class Cluster:
         """All ranks at once, as they do."""
         failed: list[Exception] = []
 
-        def one(rank: int) -> None:
+        def reserve_rank(rank: int) -> None:
             shard = f"rank{rank}"
             try:
                 wanted = Reservation(shard, nbytes, DIGEST, kind=kind, pace=Pace(**pace))
@@ -147,7 +147,7 @@ class Cluster:
             except Exception as error:
                 failed.append(error)
 
-        together([lambda rank=rank: one(rank) for rank in ranks or range(self.world)])
+        together([lambda rank=rank: reserve_rank(rank) for rank in ranks or range(self.world)])
         if failed:
             raise failed[0]
 
@@ -180,7 +180,7 @@ class Cluster:
 
     def holders(self, shard: str, step: int) -> list[int]:
         """Places with a copy that is complete and, read over the network, what it should be."""
-        found = []
+        places = []
         for place, memory in enumerate(self.ranks[:: self.per_host]):
             for copy in memory.copies():
                 it = copy.shard
@@ -189,8 +189,8 @@ class Cluster:
                     address = self.service(place).address
                     assert memory.fetch(address, shard, step, into, world=it.world) == it.checksum
                     assert bytes(into) == content(shard, step, it.nbytes)
-                    found.append(place)
-        return found
+                    places.append(place)
+        return places
 
     def close(self) -> None:
         for memory in self.ranks:

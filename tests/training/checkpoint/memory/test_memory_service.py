@@ -21,15 +21,15 @@ N = 10_000
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    made: list[Cluster] = []
+    clusters: list[Cluster] = []
 
     def make(*args: int, **options: object) -> Cluster:
-        made.append(Cluster(tmp_path / f"c{len(made)}", *args, **options))  # type: ignore[arg-type]
-        return made[-1]
+        clusters.append(Cluster(tmp_path / f"c{len(clusters)}", *args, **options))  # type: ignore[arg-type]
+        return clusters[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for cluster in clusters:
+        cluster.close()
 
 
 def test_saved_shards_reach_their_holders_and_are_committed(cluster: Callable[..., Cluster]) -> None:
@@ -255,17 +255,17 @@ def test_who_comes_back_to_slots_that_are_there_needs_no_more_memory(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    one = cluster(2)
-    one.reserve(20_000, [0])
-    one.reserve(10_000, [1])
+    pair = cluster(2)
+    pair.reserve(20_000, [0])
+    pair.reserve(10_000, [1])
     memory = "windtunnel.training.checkpoint.live.memory.folder"
     monkeypatch.setattr(f"{memory}.free", lambda folder: (0, "free here"))
     monkeypatch.setattr(f"{memory}.atomic.replace", full)
-    one.form(one.places)
-    one.reserve(20_000, [0])
-    one.reserve(10_000, [1])
+    pair.form(pair.places)
+    pair.reserve(20_000, [0])
+    pair.reserve(10_000, [1])
     with pytest.raises(UserError, match="0 B are free here"):
-        one.reserve(40_000, [0])
+        pair.reserve(40_000, [0])
 
 
 def test_bad_requests_are_refused_in_words(cluster: Callable[..., Cluster]) -> None:
@@ -318,6 +318,6 @@ def test_a_copy_of_an_abandoned_course_that_is_equal_counts_as_of_the_new_one(
     c.wait(0)
     c.save(1, 1)
     c.wait(1)
-    held = {(one.place, one.shard) for m in c.ranks for one in m.copies() if one.shard.step == 1}
-    found = {(place, shard.name, shard.generation) for place, shard in held}
-    assert found == {(place, f"rank{rank}", 2) for place in (0, 1) for rank in (0, 1)}
+    held = {(copy.place, copy.shard) for m in c.ranks for copy in m.copies() if copy.shard.step == 1}
+    held_shards = {(place, shard.name, shard.generation) for place, shard in held}
+    assert held_shards == {(place, f"rank{rank}", 2) for place in (0, 1) for rank in (0, 1)}

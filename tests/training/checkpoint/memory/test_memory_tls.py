@@ -24,10 +24,10 @@ def test_who_listens_between_hosts_reads_a_checkpoint_only_where_there_is_no_tls
     keys = secret.KEYS
     if sealed:
         keys = replace(secret.KEYS, tls=Authority(tmp_path / "ours").issue("host").load())
-    cluster, heard = Cluster(tmp_path, 2, keys=keys), bytearray()
+    cluster, overheard = Cluster(tmp_path, 2, keys=keys), bytearray()
     target = cluster.services[1]
     real = target.address
-    with between(real, lambda client, server: relay(client, server, heard)) as through:
+    with between(real, lambda client, server: relay(client, server, overheard)) as through:
         target.address = through
         cluster.form([0, 1])
         target.address = real
@@ -35,8 +35,8 @@ def test_who_listens_between_hosts_reads_a_checkpoint_only_where_there_is_no_tls
         for step in range(2):
             cluster.save(step, step, N)
             cluster.wait(step)
-        assert len(heard) > 2 * N
-        assert (mark in heard) == (b"rank0" in heard) == (not sealed)
+        assert len(overheard) > 2 * N
+        assert (mark in overheard) == (b"rank0" in overheard) == (not sealed)
         assert cluster.holders("rank0", 1) == [0, 1]  # and it is whole, read by a rank as well
         if sealed:
             with pytest.raises(Untrusted, match="asks for TLS"):

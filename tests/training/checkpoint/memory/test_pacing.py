@@ -31,15 +31,15 @@ class Clock:
 
 def pacer(**pace: object) -> tuple[Pacer, Clock]:
     clock = Clock()
-    made = Pacer(clock)
-    made.configure(Pace(**pace))  # type: ignore[arg-type]
-    return made, clock
+    pacer = Pacer(clock)
+    pacer.configure(Pace(**pace))  # type: ignore[arg-type]
+    return pacer, clock
 
 
 def allowed(p: Pacer, left: int, now: float) -> tuple[int, float]:
     """How many bytes, and if none, after how many seconds to ask again."""
-    found = allowance(p.question(left, now))
-    return found.nbytes, math.inf if found.pause is None else found.pause
+    answer = allowance(p.question(left, now))
+    return answer.nbytes, math.inf if answer.pause is None else answer.pause
 
 
 def sent_in(p: Pacer, clock: Clock, left: int, end: float) -> list[int]:

@@ -28,12 +28,12 @@ from windtunnel.training.checkpoint.model import Shard
 N = 5000
 
 
-def made(folder: Path, nbytes: int = N, index: int = 0) -> SlotFile:
+def new_slot(folder: Path, nbytes: int = N, index: int = 0) -> SlotFile:
     return SlotFile.create(folder / file_name("rank3", 4, nbytes, index), "rank3", 4, nbytes)
 
 
 def test_a_round_trip(tmp_path: Path) -> None:
-    slot = made(tmp_path)
+    slot = new_slot(tmp_path)
     assert slot.header == Header(Shard("rank3", -1, 4, False, -1, "", 0), N)
     assert slot.path.stat().st_size == HEADER + N <= 512 * slot.path.stat().st_blocks  # taken
     checksum = fill(slot, "rank3", 7, N - 3, 4, 2, has_shared=True)
@@ -50,7 +50,7 @@ def test_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    slot = made(tmp_path)
+    slot = new_slot(tmp_path)
     with pytest.raises(CopyError, match="no step is being written"):
         slot.complete("")
     with pytest.raises(ValueError, match="do not fit"):
@@ -58,7 +58,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no slot of rank4"):
         slot.begin(Shard("rank4", 0, 4, False, 0, "", N))
     with pytest.raises(FileExistsError):
-        made(tmp_path)
+        new_slot(tmp_path)
     with pytest.raises(ValueError, match="name"):
         file_name("a/b", 1, 1, 0)
     fill(slot, "rank3", 7, N, 4, 2)
@@ -77,7 +77,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_truncated_slot_is_no_slot(tmp_path: Path) -> None:
-    slot = made(tmp_path)
+    slot = new_slot(tmp_path)
     fill(slot, "rank3", 7, N, 4, 2)
     os.truncate(slot.path, HEADER + N - 1)
     assert read_header(slot.path) is None
@@ -88,7 +88,7 @@ def test_a_truncated_slot_is_no_slot(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, slots.SIZE + N - 1), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int) -> None:
-    slot = made(tmp_path_factory.mktemp("flip"))
+    slot = new_slot(tmp_path_factory.mktemp("flip"))
     fill(slot, "rank3", 7, N, 4, 2)
     place = at if at < slots.SIZE else HEADER + at - slots.SIZE
     with slot.path.open("r+b") as file:
@@ -107,7 +107,7 @@ def test_a_writer_that_dies_within_a_header_leaves_no_complete_slot(
     tmp_path_factory: pytest.TempPathFactory, kept: int, which: int
 ) -> None:
     """Of the new header only the first bytes are there: dirty over complete, and complete over dirty."""
-    slot = made(tmp_path_factory.mktemp("torn"))
+    slot = new_slot(tmp_path_factory.mktemp("torn"))
     fill(slot, "rank3", 7, N, 4, 2)
     old = slot.path.read_bytes()[: slots.SIZE]
     slot.begin(Shard("rank3", 9, 4, False, 3, DIGEST, N))
@@ -133,20 +133,20 @@ def test_a_writer_that_dies_within_a_header_leaves_no_complete_slot(
 
 def test_readers_beside_a_writer_never_get_a_torn_slot(tmp_path: Path) -> None:
     size = 200_000
-    slot = made(tmp_path, size)
+    slot = new_slot(tmp_path, size)
     fill(slot, "rank3", 0, size, 4, 1)
     ended = threading.Event()
     wrong: list[object] = []
-    seen: set[int] = set()
+    steps: set[int] = set()
 
     def read() -> None:
         into = memoryview(bytearray(size))
-        while not ended.is_set() or not seen:
+        while not ended.is_set() or not steps:
             try:
                 step = load(slot.path, into).step
             except CopyError:
                 continue
-            seen.add(step)
+            steps.add(step)
             if bytes(into) != content("rank3", step, size):
                 wrong.append(step)
 
@@ -163,5 +163,5 @@ def test_readers_beside_a_writer_never_get_a_torn_slot(tmp_path: Path) -> None:
     for reader in readers:
         reader.join(PATIENCE)
         assert not reader.is_alive()
-    assert seen and not wrong
+    assert steps and not wrong
     slot.close()

@@ -43,13 +43,18 @@ def test_limits_of_what_memory_covers() -> None:
     with pytest.raises(ValueError, match="no longest interval"):
         best_every(2.0, math.inf, 7.0)
     # rarer failures, longer intervals; and never shorter than a write takes
-    found = [best_every(2.0, 100 * 10.0**k, 1.0, 100.0, 1e6) for k in range(1, 15)]
-    assert found == sorted(found) and found[0] == 100 and found[-1] == 10**6 and len(set(found)) > 8
+    intervals = [best_every(2.0, 100 * 10.0**k, 1.0, 100.0, 1e6) for k in range(1, 15)]
+    assert (
+        intervals == sorted(intervals)
+        and intervals[0] == 100
+        and intervals[-1] == 10**6
+        and len(set(intervals)) > 8
+    )
 
 
 def test_the_sum_of_memory() -> None:
     assert needed(10, 30, 5) == 85
-    told = explain(1_500_000_000, 3_000_000_000, 4096, free=5_000_000_000)
-    assert told == (
+    sentence = explain(1_500_000_000, 3_000_000_000, 4096, free=5_000_000_000)
+    assert sentence == (
         "2 slots x (1.5 GB of its own + 3 GB held for others) + 4.1 kB of layouts = 9 GB; 5 GB are free"
     )

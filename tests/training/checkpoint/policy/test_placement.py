@@ -58,7 +58,9 @@ def test_domains_are_spread_as_far_as_can_be(both: tuple[Placement, list[str]]) 
     largest = max(named.count(domain) for domain in named)
     if largest <= places // copies:
         assert all(len({named[p] for p in held}) == copies for held in placement.holders)
-    weak = not all(survives(placement, [p for p in range(places) if named[p] == one]) for one in set(named))
+    weak = not all(
+        survives(placement, [p for p in range(places) if named[p] == domain]) for domain in set(named)
+    )
     if places % copies == 0 and copies > 1:
         # beyond this the shards of the domain have no room outside
         assert weak == (largest > (copies - 1) * places // copies)
@@ -78,7 +80,7 @@ def test_every_loss_of_a_few_hosts(places: int, kind: Kind) -> None:
             for gone in combinations(range(places), lost):
                 alive = survives(placement, gone)
                 assert alive == all(set(held) - set(gone) for held in placement.holders)
-                assert alive or any(one <= set(gone) for one in sets)
+                assert alive or any(copy_set <= set(gone) for copy_set in sets)
                 assert alive or lost >= copies
         if places > 1:
             assert pair_survives(placement) == pytest.approx(good(placement, 2) / comb(places, 2))
@@ -116,6 +118,6 @@ def test_independent_losses_are_little_more_than_enumerated(
         (4, 2, "star", (), "placement is 'star'; accepted are group, ring, mixed, domains"),
     ],
 )
-def test_refused(places: int, copies: int, kind: Kind, domains: tuple[str, ...], told: str) -> None:
-    with pytest.raises(UserError, match=re.escape(told)):
+def test_refused(places: int, copies: int, kind: Kind, domains: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
         place(places, copies, kind, domains)

@@ -32,8 +32,8 @@ def copy(
     checksum: str | None = None,
     nbytes: int = 100,
 ) -> Copy:
-    told = checksum if checksum is not None else f"{shard}@{step}"
-    return Copy(at, Shard(shard, step, world, shared, generation, "layout", nbytes, told))
+    digest = checksum if checksum is not None else f"{shard}@{step}"
+    return Copy(at, Shard(shard, step, world, shared, generation, "layout", nbytes, digest))
 
 
 def stored(step: int, world: int = 2, generation: int = 1, bad: str = "", checksum: str = "") -> StoredStep:
@@ -51,7 +51,7 @@ def whole(step: int, world: int = 2) -> list[Copy]:
 
 def places(plan: RestorePlan) -> dict[str, list[int | None]]:
     """Where each shard is read, in this order."""
-    return {row[0].shard.name: [one.place for one in row] for row in plan.sources}
+    return {row[0].shard.name: [copy.place for copy in row] for row in plan.sources}
 
 
 def test_the_newest_whole_step_wins() -> None:
@@ -71,7 +71,7 @@ def test_shared_state_is_needed_too() -> None:
 
 
 def test_a_group_that_is_gone_sends_all_to_storage() -> None:
-    left = [one for one in whole(9, 4) if one.place not in (0, 1)]
+    left = [copy for copy in whole(9, 4) if copy.place not in (0, 1)]
     plan = plan_restore(left, [stored(4, 4)])
     assert plan.step == 4
     assert all(row == [None] for row in places(plan).values())
@@ -80,12 +80,12 @@ def test_a_group_that_is_gone_sends_all_to_storage() -> None:
 
 def test_bad_copies_are_passed_over_then_the_step() -> None:
     copies = [*whole(8), *whole(7)]
-    one = frozenset({BadCopy(0, "rank0", 8)})
-    plan = plan_restore(copies, [], one)
+    bad = frozenset({BadCopy(0, "rank0", 8)})
+    plan = plan_restore(copies, [], bad)
     assert plan.step == 8
     assert places(plan)["rank0"] == [1]
     assert "1 bad copy was passed over" in plan.reason
-    both = one | {BadCopy(1, "rank0", 8)}
+    both = bad | {BadCopy(1, "rank0", 8)}
     assert plan_restore(copies, [], both).step == 7
     assert plan_restore([], [stored(3), stored(2)], frozenset({BadCopy(None, "", 3)})).step == 2
 
@@ -169,15 +169,15 @@ def test_courses_that_made_the_same_may_be_mixed() -> None:
         copy(2, "rank1", 9, generation=2),
         copy(2, "rank2", 9, generation=2),
     ]
-    fitting = [replace(one, shard=replace(one.shard, world=3)) for one in copies]
+    fitting = [replace(copy, shard=replace(copy.shard, world=3)) for copy in copies]
     plan = plan_restore(fitting, [])
     assert plan.step == 9
     assert set(places(plan)["rank1"]) == {1, 2}
     differing = [
-        replace(one, shard=replace(one.shard, checksum="other"))
-        if (one.shard.name, one.shard.generation) == ("rank1", 2)
-        else one
-        for one in fitting
+        replace(copy, shard=replace(copy.shard, checksum="other"))
+        if (copy.shard.name, copy.shard.generation) == ("rank1", 2)
+        else copy
+        for copy in fitting
     ]
     assert plan_restore(differing, []).step is None
 

@@ -79,7 +79,7 @@ def train(job: Job) -> None:
     checkpointer = PeerCheckpointer(job, persist=FOLDER, persist_every=1)
     torch.manual_seed(11)
     start = checkpointer.restore(state)
-    found = whole(state) if start else {}
+    restored = whole(state) if start else {}
     losses = []
     for step in range(start, STEPS):
         losses.append(step_of(state, step))
@@ -88,7 +88,13 @@ def train(job: Job) -> None:
         checkpointer.step(STEPS, state)
     left = whole(state)
     if job.rank == 0:
-        result = {"start": start, "losses": losses, "found": found, "left": left, "cursor": state["cursor"]}
+        result = {
+            "start": start,
+            "losses": losses,
+            "found": restored,
+            "left": left,
+            "cursor": state["cursor"],
+        }
         torch.save(result, OUT)
     dist.barrier()
     os._exit(0)  # gloo's destructors hang now and then

@@ -158,8 +158,8 @@ def play(tmp_path: Path) -> Iterator[Any]:
         return played[0]
 
     yield begin
-    for one in played:
-        one.end()
+    for player in played:
+        player.end()
 
 
 @pytest.fixture
@@ -279,8 +279,10 @@ def test_words_that_wait_for_the_supervisor_go_in_one_message(play: Any) -> None
     link.meet(2, {"here/0": ""})
     link.start()
     played.accept()
-    heard = [(told["generation"], len(told["said"])) for told in (played.hear("meet") for _ in range(3))]
-    assert heard == [(1, 1), (1, 7), (2, 1)]
+    meetings = [
+        (message["generation"], len(message["said"])) for message in (played.hear("meet") for _ in range(3))
+    ]
+    assert meetings == [(1, 1), (1, 7), (2, 1)]
     link.close()
 
 
@@ -465,7 +467,7 @@ time.sleep(600)
     )
     played = join(text, frozen_after=0.3)
     played.hear("event", kind="through")
-    assert not [told for told in played.heard_before if told.get("what") == "frozen"]
+    assert not [message for message in played.heard_before if message.get("what") == "frozen"]
 
 
 def test_one_that_never_answers_is_given_up(join: Any) -> None:

@@ -16,8 +16,8 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "elastic_plain.py"
 
 def losses(output: str) -> dict[int, float]:
     """The loss of each step as it was printed last."""
-    found = re.findall(r"^step (\d+)  loss (\S+)$", output, re.MULTILINE)
-    return {int(step): float(loss) for step, loss in found}
+    lines = re.findall(r"^step (\d+)  loss (\S+)$", output, re.MULTILINE)
+    return {int(step): float(loss) for step, loss in lines}
 
 
 def test_it_is_as_short_as_it_says() -> None:

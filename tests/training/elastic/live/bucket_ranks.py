@@ -58,8 +58,8 @@ def train_from(way: str, first: int, rank: int, saved: list[Any]) -> list[torch.
     batches = WAYS[way][1]
     for step in range(first, STEPS):
         for micro in range(batches):
-            made = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
-            tokens = torch.randint(50, (16, 5), generator=made)
+            generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
+            tokens = torch.randint(50, (16, 5), generator=generator)
             with model.no_sync() if micro < batches - 1 else contextlib.nullcontext():
                 model(tokens).square().mean().backward()
         optimizer.step()
@@ -77,8 +77,10 @@ def train(job: Job) -> None:
         again = {first: train_from(way, first, job.rank, saved) for first in range(1, STEPS)}
         differ[way] = [
             first
-            for first, found in again.items()
-            if not all(torch.equal(one, other) for one, other in zip(end, found, strict=True))
+            for first, parameters in again.items()
+            if not all(
+                torch.equal(parameter, other) for parameter, other in zip(end, parameters, strict=True)
+            )
         ]
     if job.rank == 0:
         print(json.dumps(differ))

@@ -50,7 +50,7 @@ class FakeAgent:
     def wait_for(self, op: str, rank: int | None = None, count: int = 1, **fields: Any) -> list[Message]:
         """The first ``count`` calls of that kind, once they have come."""
 
-        def found() -> list[Message]:
+        def matching() -> list[Message]:
             return [
                 message
                 for sender, message in self.said
@@ -60,10 +60,10 @@ class FakeAgent:
             ]
 
         with self._changed:
-            came = self._changed.wait_for(lambda: len(found()) >= count, BOUND)
+            came = self._changed.wait_for(lambda: len(matching()) >= count, BOUND)
             said = [(sender, message) for sender, message in self.said if message["op"] != "beat"]
             assert came, f"no {op} {fields} of {rank}; said: {said}"
-            return found()[:count]
+            return matching()[:count]
 
     def form(self, membership: Membership, places: dict[int, int | None] | None = None) -> None:
         """A newer generation for all that are there; ``places`` by the rank they had."""

@@ -88,8 +88,8 @@ def form(group: CuttableGroup, address: str, ranks: int, rank: int, generation: 
     group.form(membership_of(ranks, generation), rank, store_of(address, generation))
 
 
-def blocked(rank: int, report: Any, store: str, operation: str, told: bool) -> None:
-    """Block in ``operation`` with a victim (the last rank) that never comes to it. ``told``: somebody sets
+def blocked(rank: int, report: Any, store: str, operation: str, is_cut: bool) -> None:
+    """Block in ``operation`` with a victim (the last rank) that never comes to it. ``is_cut``: somebody sets
     the key "cut" in the store, upon which this rank cuts; else it comes out by the victim's end alone."""
     own = store_of(store, 0)
     group = CuttableGroup("gloo", LIMIT)
@@ -100,7 +100,7 @@ def blocked(rank: int, report: Any, store: str, operation: str, told: bool) -> N
         report("ready")
         time.sleep(LIMIT)
     telling = threading.Thread(target=lambda: (own.wait(["cut"]), group.cut()))
-    if told:
+    if is_cut:
         telling.start()
     report("ready")
     begin = time.monotonic()
@@ -110,7 +110,7 @@ def blocked(rank: int, report: Any, store: str, operation: str, told: bool) -> N
     except RuntimeError as error:
         released = str(error)
         group.cut()  # as `run` does: lets the neighbours out
-        if told:
+        if is_cut:
             telling.join()  # where a neighbour's cut was first, this one would be of the next generation
         del run
         group.leave(error)

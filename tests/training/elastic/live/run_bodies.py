@@ -27,10 +27,10 @@ def trainer(rank: int, report: Any, path: str, folder: str, name: str) -> None:
 def sums(job: Job) -> dict[str, Any]:
     total = torch.tensor([float(job.rank)])
     dist.all_reduce(total)
-    made = job.keep("made", lambda: job.generation)
+    kept = job.keep("made", lambda: job.generation)
     values = job.agree("who", {"rank": job.rank, "pair": (1, 2)})
     job.step(1, loss=total.item())
-    return {"sum": total.item(), "made": made, "values": {str(r): v for r, v in values.items()}}
+    return {"sum": total.item(), "made": kept, "values": {str(r): v for r, v in values.items()}}
 
 
 def blocked_once(job: Job) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def test_what_ddp_does_not_keep(one_thread: None, monkeypatch: pytest.MonkeyPatc
         assert doubts() == []
         state = powerSGD_hook.PowerSGDState(None, 1)
         settled.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        (told,) = doubts()
-        assert "PowerSGDState" in told
+        (doubt,) = doubts()
+        assert "PowerSGDState" in doubt
         del settled
     finally:
         dist.destroy_process_group()

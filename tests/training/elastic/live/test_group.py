@@ -24,19 +24,21 @@ def meeting(tmp_path: Path) -> Iterator[MeetingServer]:
     server.close()
 
 
-def start(made: World, meeting: MeetingServer, body: object, *args: object, ranks: int = LAST + 1) -> None:
+def start(
+    processes: World, meeting: MeetingServer, body: object, *args: object, ranks: int = LAST + 1
+) -> None:
     for rank in range(ranks):
-        made.start(rank, body, meeting.address, *args)  # type: ignore[arg-type]
+        processes.start(rank, body, meeting.address, *args)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("operation", group_bodies.OPERATIONS)
 def test_frozen_peer(meeting: MeetingServer, operation: str) -> None:
-    with world() as made:
-        start(made, meeting, group_bodies.blocked, operation, True)
-        made.wait_for(*[(rank, "ready") for rank in range(LAST + 1)])
-        made.kill(LAST, signal.SIGSTOP)
+    with world() as processes:
+        start(processes, meeting, group_bodies.blocked, operation, True)
+        processes.wait_for(*[(rank, "ready") for rank in range(LAST + 1)])
+        processes.kill(LAST, signal.SIGSTOP)
         meeting.meet(0, {"cut": "now"}, [], 0.0)
-        for total, in_time, _ in made.wait_for((0, "met"), (1, "met")):
+        for total, in_time, _ in processes.wait_for((0, "met"), (1, "met")):
             assert total == 2.0 and in_time
         meeting.meet(0, {}, ["alive/0", "alive/1"], 0.0)
 
@@ -45,26 +47,26 @@ def test_frozen_peer(meeting: MeetingServer, operation: str) -> None:
 def test_killed_peer(meeting: MeetingServer, operation: str) -> None:
     """Nobody tells the others: the neighbours see the end of the connection, and each that cuts brings out
     the next one."""
-    with world() as made:
-        start(made, meeting, group_bodies.blocked, operation, False)
-        made.wait_for(*[(rank, "ready") for rank in range(LAST + 1)])
-        made.kill(LAST)
-        for total, in_time, *_ in made.wait_for((0, "met"), (1, "met")):
+    with world() as processes:
+        start(processes, meeting, group_bodies.blocked, operation, False)
+        processes.wait_for(*[(rank, "ready") for rank in range(LAST + 1)])
+        processes.kill(LAST)
+        for total, in_time, *_ in processes.wait_for((0, "met"), (1, "met")):
             assert total == 2.0 and in_time
 
 
 def test_a_newer_generation_while_forming(meeting: MeetingServer) -> None:
-    with world() as made:
-        start(made, meeting, group_bodies.too_few, ranks=LAST)
-        made.wait_for((0, "forming"), (1, "forming"))
+    with world() as processes:
+        start(processes, meeting, group_bodies.too_few, ranks=LAST)
+        processes.wait_for((0, "forming"), (1, "forming"))
         meeting.form(2)
-        assert made.wait_for((0, "met"), (1, "met")) == [LAST, LAST]
+        assert processes.wait_for((0, "met"), (1, "met")) == [LAST, LAST]
 
 
 def test_connections_of_the_program_are_not_cut(meeting: MeetingServer) -> None:
-    with world() as made:
-        start(made, meeting, group_bodies.strangers, ranks=2)
-        reports = made.wait_for((0, "alive"), (1, "alive"))
+    with world() as processes:
+        start(processes, meeting, group_bodies.strangers, ranks=2)
+        reports = processes.wait_for((0, "alive"), (1, "alive"))
         # At least one end of a connection for each subgroup and for WORLD.
         assert sum(count for _, count, *_ in reports) >= reports[0][2] + 1
         for opened, _, _, refused in reports:
@@ -73,12 +75,12 @@ def test_connections_of_the_program_are_not_cut(meeting: MeetingServer) -> None:
 
 
 def test_a_forked_child_holds_no_connection(meeting: MeetingServer) -> None:
-    with world() as made:
-        start(made, meeting, group_bodies.with_child, ranks=2)
-        child, _ = made.wait_for((1, "child"), (0, "ready"))
+    with world() as processes:
+        start(processes, meeting, group_bodies.with_child, ranks=2)
+        child, _ = processes.wait_for((1, "child"), (0, "ready"))
         try:
-            made.kill(1)
-            assert re.search("closed|reset", made.wait_for((0, "noticed"))[0])
+            processes.kill(1)
+            assert re.search("closed|reset", processes.wait_for((0, "noticed"))[0])
             os.kill(child, 0)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -88,9 +90,9 @@ def test_a_forked_child_holds_no_connection(meeting: MeetingServer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["new_group", "ddp", "fsdp"])
 def test_many_recoveries_leak_nothing(meeting: MeetingServer, kind: str) -> None:
-    with world() as made:
-        start(made, meeting, group_bodies.recoveries, kind, 80 if kind == "new_group" else 24)
-        held = made.wait_for(*[(rank, "held") for rank in range(LAST + 1)], bound=300.0)
+    with world() as processes:
+        start(processes, meeting, group_bodies.recoveries, kind, 80 if kind == "new_group" else 24)
+        held = processes.wait_for(*[(rank, "held") for rank in range(LAST + 1)], bound=300.0)
         for early, late in held:
             # Sockets, descriptors, threads.
             grown = [after - before for before, after in zip(early[:3], late[:3], strict=True)]

@@ -32,23 +32,23 @@ def meeting(tmp_path: Path) -> Iterator[MeetingServer]:
 def test_it_does_what_torch_asks_of_a_store(meeting: MeetingServer) -> None:
     """By way of `PrefixStore`, so as C++ calls it."""
     here, there = (MeetingStore(RemoteLink(meeting.address), 1, LONG) for _ in range(2))
-    one, other = dist.PrefixStore("x", here), dist.PrefixStore("x", there)  # type: ignore[attr-defined]
-    one.set("a", bytes(range(256)))
+    store, other = dist.PrefixStore("x", here), dist.PrefixStore("x", there)  # type: ignore[attr-defined]
+    store.set("a", bytes(range(256)))
     assert other.get("a") == bytes(range(256)) and there.get("x/a") == bytes(range(256))
-    assert one.check(["a"]) and not one.check(["a", "b"])
+    assert store.check(["a"]) and not store.check(["a", "b"])
     waiting = threading.Thread(target=other.wait, args=(["b"],))
     waiting.start()
-    one.set("c", "é")
-    one.set("b", "1")
+    store.set("c", "é")
+    store.set("b", "1")
     waiting.join()
     assert other.multi_get(["c", "b"]) == ["é".encode(), b"1"]
     with pytest.raises(dist.DistStoreError, match="nobody said"):  # type: ignore[attr-defined]
-        one.wait(["d"], AT_ONCE)
-    assert [one.add("n", 2), other.add("n", 3), one.add("n", 0)] == [2, 5, 5]
-    assert one.compare_set("t", "", "mine") == b"mine" == other.compare_set("t", "", "theirs")
+        store.wait(["d"], AT_ONCE)
+    assert [store.add("n", 2), other.add("n", 3), store.add("n", 0)] == [2, 5, 5]
+    assert store.compare_set("t", "", "mine") == b"mine" == other.compare_set("t", "", "theirs")
     here.set_timeout(AT_ONCE)
     with pytest.raises(dist.DistStoreError, match="nobody said"):  # type: ignore[attr-defined]
-        one.get("d")
+        store.get("d")
 
 
 def test_who_waits_comes_out_when_the_generation_is_over(meeting: MeetingServer) -> None:

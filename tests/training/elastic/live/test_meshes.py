@@ -19,8 +19,8 @@ def piece(rank: int) -> DTensor:
 
 
 def rank_of_a_result(tensor: DTensor) -> list[int]:
-    made: DTensor = torch.empty_like(tensor)  # type: ignore[assignment]
-    return list(made.device_mesh.get_coordinate() or ())
+    empty: DTensor = torch.empty_like(tensor)  # type: ignore[assignment]
+    return list(empty.device_mesh.get_coordinate() or ())
 
 
 def test_a_process_that_goes_on_under_another_rank() -> None:

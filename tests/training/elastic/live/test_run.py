@@ -21,8 +21,8 @@ from windtunnel.training.elastic.spec import NAMES
 class Stage:
     """A world of processes, and an agent."""
 
-    def __init__(self, made: World, folder: Path) -> None:
-        self.world = made
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world = world
         self.folder = folder
         self.ranks: dict[int, int] = {}
         self.agent: FakeAgent
@@ -55,16 +55,16 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with world() as made:
-        built = Stage(made, tmp_path)
+    with world() as processes:
+        built = Stage(processes, tmp_path)
         yield built
         built.agent.close()
 
 
 def grouped_in(agent: FakeAgent) -> list[int]:
     """The generations in which ranks grouped."""
-    told = [message for _, message in agent.said if message.get("kind") == "grouped"]
-    return sorted(message["generation"] for message in told)
+    messages = [message for _, message in agent.said if message.get("kind") == "grouped"]
+    return sorted(message["generation"] for message in messages)
 
 
 def test_trains_and_reports(stage: Stage) -> None:
@@ -259,8 +259,8 @@ def test_restart_all_ends_the_process(stage: Stage) -> None:
 def test_faults_strike_once_in_a_job(stage: Stage, fault: str, status: int) -> None:
     agent = stage.start(run_bodies.steps, 2, (fault,))
     assert stage.status(1) == status
-    told = agent.wait_for("event", 1, kind="injected")[0]
-    assert told["fault"] == fault and told["place"] == 1
+    event = agent.wait_for("event", 1, kind="injected")[0]
+    assert event["fault"] == fault and event["place"] == 1
     agent.form(stage.membership(2, 2))
     stage.restart(run_bodies.steps, 1)
     assert [message["result"] for message in agent.wait_for("done", count=2)] == ["all", "all"]

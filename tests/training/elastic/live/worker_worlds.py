@@ -68,14 +68,14 @@ class World:
 @contextmanager
 def world() -> Iterator[World]:
     """A world that leaves no process behind."""
-    made = World()
+    world = World()
     try:
-        yield made
+        yield world
     finally:
-        for process in made.processes.values():
+        for process in world.processes.values():
             process.kill()
             process.wait(BOUND)
-        for pipe in made._pipes:
+        for pipe in world._pipes:
             pipe.close()
 
 

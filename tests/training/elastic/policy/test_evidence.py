@@ -22,7 +22,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def both(pairs: Pairs) -> Pairs:
-    return tuple(chain(pairs, ((other, one) for one, other in pairs)))
+    return tuple(chain(pairs, ((other, host) for host, other in pairs)))
 
 
 def left(hosts: int, pairs: Pairs, gone: tuple[int, ...]) -> Pairs:
@@ -63,9 +63,9 @@ def test_one_of_a_pair_goes() -> None:
 def test_healthy_hosts_stay_when_others_are_dead_to_all(hosts: int, data: st.DataObject) -> None:
     """Dead hosts answer nobody, nor the question. Without a dead one nobody goes, whoever waits for whom."""
     dead = data.draw(st.sets(st.integers(0, hosts - 1), max_size=hosts // 2))
-    told = [host for host in range(hosts) if host not in dead]
-    silent = tuple((host, other) for host in told for other in sorted(dead))
-    assert to_fence(range(hosts), silent, told) == tuple(sorted(dead))
+    alive = [host for host in range(hosts) if host not in dead]
+    silent = tuple((host, other) for host in alive for other in sorted(dead))
+    assert to_fence(range(hosts), silent, alive) == tuple(sorted(dead))
 
 
 @given(st.integers(3, 9), st.data())
@@ -73,7 +73,7 @@ def test_who_is_deaf_goes_and_not_who_does_not_hear_of_it(hosts: int, data: st.D
     """One that reaches nobody but answers the question; or all others do not reach it. It alone goes."""
     bad = data.draw(st.integers(0, hosts - 1))
     pairs = tuple((bad, other) for other in range(hosts) if other != bad)
-    for silent in (pairs, tuple((other, one) for one, other in pairs), both(pairs)):
+    for silent in (pairs, tuple((other, host) for host, other in pairs), both(pairs)):
         assert to_fence(range(hosts), silent, range(hosts)) == (bad,)
 
 
@@ -117,8 +117,8 @@ def test_a_cause_is_an_uncaught_exception_alone() -> None:
     """Of a real interpreter: the last of a chain; never what was merely printed, before or after."""
     text = NOISE + "try:\n  1/0\nexcept ZeroDivisionError as e:\n  raise ValueError('boom\\nmore') from e"
     status, lines = words_of(text)
-    found = cause_in([*lines, "Exception ignored in: <x>"], status).splitlines()
-    assert (found[0], found[-1]) == ("Traceback (most recent call last):", "ValueError: boom")
+    cause = cause_in([*lines, "Exception ignored in: <x>"], status).splitlines()
+    assert (cause[0], cause[-1]) == ("Traceback (most recent call last):", "ValueError: boom")
     for text in (NOISE + "sys.exit(1)", NOISE + "sys.exit('done')", NOISE + "sys.exit(3)"):
         assert cause_in(words_of(text)[1], words_of(text)[0]) == ""
     logged = "import traceback, sys\ntry:\n  1/0\nexcept Exception:\n  traceback.print_exc()\nsys.exit(4)"

@@ -66,5 +66,5 @@ ENDED = replace(WHOLE, broken=(1,), own=True)
     ],
 )  # fmt: skip
 def test_after_a_change(given: Change, changed: dict[str, Any], expected: Decision) -> None:
-    found = after_change(replace(given, **changed))
-    assert (found if isinstance(found, Keep) else replace(found, reason="")) == expected
+    decision = after_change(replace(given, **changed))
+    assert (decision if isinstance(decision, Keep) else replace(decision, reason="")) == expected

@@ -119,7 +119,9 @@ class Agent:
     def _live(self) -> None:
         while not self._closed.is_set() and not self.ended.is_set():
             with contextlib.suppress(OSError):
-                self._calls.call(Supervision, "attend", "", self._hello(), lambda told, _: self._hear(told))
+                self._calls.call(
+                    Supervision, "attend", "", self._hello(), lambda message, _: self._hear(message)
+                )
             self._number = None
             if not self.returns:
                 return
@@ -199,8 +201,8 @@ class Run:
 
     def supervise(self) -> Supervisor:
         settings = {"order_hosts": self.ordered.append, "keys": secret.KEYS, **self.given}
-        told = SupervisorSettings(self.places, **{"per_host": 1, **self.settings})
-        self.supervisor = Supervisor(self.folder, self.rules, told, **settings)
+        supervisor_settings = SupervisorSettings(self.places, **{"per_host": 1, **self.settings})
+        self.supervisor = Supervisor(self.folder, self.rules, supervisor_settings, **settings)
         self.supervisor.start()
         return self.supervisor
 

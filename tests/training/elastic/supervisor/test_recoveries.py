@@ -45,11 +45,11 @@ def test_phases_of_one_loss() -> None:
         at(8.0, "restored", 2, rank=1, step=1, tier="peer"),
         *steps(10, 2, 2, 3, 4),
     ]
-    (one,) = recoveries(events)
-    assert one.phases == {"detect": 0.5, "decide": 0.5, "regroup": 0.5, "load": 1.5, "first_step": 2.0}
-    assert (one.fault, one.seconds, one.complete) == ("kill:host=1", 5.0, True)
-    assert (one.newest, one.resumed, one.steps_lost) == (2, 1, 1)
-    assert one.tiers == {0: "memory", 1: "peer"}
+    (recovery,) = recoveries(events)
+    assert recovery.phases == {"detect": 0.5, "decide": 0.5, "regroup": 0.5, "load": 1.5, "first_step": 2.0}
+    assert (recovery.fault, recovery.seconds, recovery.complete) == ("kill:host=1", 5.0, True)
+    assert (recovery.newest, recovery.resumed, recovery.steps_lost) == (2, 1, 1)
+    assert recovery.tiers == {0: "memory", 1: "peer"}
     used = goodput(events)
     assert (used.steps, used.steps_redone, used.step_seconds) == (5, 1, 1.0)
     assert (used.seconds, used.training, used.starting, used.waiting) == (12.0, 5.0, 1.0, 0.0)
@@ -93,8 +93,8 @@ def test_only_a_fault_that_fits_is_the_cause() -> None:
     flip = at(2.5, "injected", 1, fault="flip", place=0, rank=0)
     kill = at(3.0, "injected", 1, fault="kill", place=1, rank=1)
     events = [*BEGIN, *steps(2, 1, 0), flip, kill, lost(3.5, 1, 1, 1), at(4, "decided", 2), *steps(5, 2, 1)]
-    (one,) = recoveries(events)
-    assert (one.fault, one.injected) == ("kill", 3.0)
+    (recovery,) = recoveries(events)
+    assert (recovery.fault, recovery.injected) == ("kill", 3.0)
 
 
 def test_goodput_of_little() -> None:
@@ -104,15 +104,17 @@ def test_goodput_of_little() -> None:
 
 
 def test_a_run_that_fails() -> None:
-    (one,) = recoveries([*BEGIN, *steps(2, 1, 0), lost(4, 1, 0), at(5, "finished", 1, status=1, reason="")])
-    assert not one.complete and one.decided is None
+    (recovery,) = recoveries(
+        [*BEGIN, *steps(2, 1, 0), lost(4, 1, 0), at(5, "finished", 1, status=1, reason="")]
+    )
+    assert not recovery.complete and recovery.decided is None
 
 
 def test_redone_steps_cost_time() -> None:
     tail = [lost(12, 1, 0, 0), at(13, "decided", 2, reason=""), *steps(14, 2, *range(4, 14))]
     events = [*BEGIN, *steps(1, 1, *range(10)), *tail]
-    (one,) = recoveries(events)
-    assert one.steps_lost == 6
+    (recovery,) = recoveries(events)
+    assert recovery.steps_lost == 6
     used = goodput(events)
     assert (used.steps, used.steps_redone, used.redone, used.training) == (14, 6, 6.0, 14.0)
 
@@ -153,6 +155,6 @@ def test_from_a_supervisors_log(tmp_path: Path) -> None:
         agents[0].event("restored", generation=2, rank=0, step=0, tier="memory")
         agents[0].step(1)
         until(lambda: len(run.events("step")) == 2, "a step")
-        (one,) = recoveries(eventlog.read(tmp_path / "events.jsonl"))
-        assert (one.fault, one.steps_lost) == ("kill:rank=1", 0)
-        assert all(seconds is not None for seconds in one.phases.values())
+        (recovery,) = recoveries(eventlog.read(tmp_path / "events.jsonl"))
+        assert (recovery.fault, recovery.steps_lost) == ("kill:rank=1", 0)
+        assert all(seconds is not None for seconds in recovery.phases.values())

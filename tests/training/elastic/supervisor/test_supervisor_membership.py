@@ -125,11 +125,11 @@ def test_a_silent_agent_is_given_up_and_fenced(tmp_path: Path) -> None:
 
 def attended(run: Run, hello: Hello) -> list[dict[str, Any]]:
     """What an agent is told that says this, until the supervisor ends it."""
-    told: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     link = remote.RemoteLink(f"tcp:{run.supervisor.address}", keys=secret.KEYS, timeout=PATIENCE)
-    link.call(Supervision, "attend", "", hello, lambda message, _: told.append(message))
+    link.call(Supervision, "attend", "", hello, lambda message, _: messages.append(message))
     link.close()
-    return told
+    return messages
 
 
 def test_a_lost_host_that_comes_back_is_fenced_and_may_join_anew(tmp_path: Path) -> None:
@@ -245,23 +245,25 @@ def test_hosts_that_do_not_reach_each_other_are_parted(tmp_path: Path) -> None:
         agents[0].say("suspect", generation=2, rank=0, error="timed out")
         run.formed(3, left)
         assert [event["evidence"] for event in run.events("lost")] == ["cut", "suspect"]
-        said = [from_plain(Decision, one["decision"]) for one in run.events("decision")]
+        said = [from_plain(Decision, event["decision"]) for event in run.events("decision")]
         assert said.count(Fence(hosts=(agents[2].host,))) == 1  # type: ignore[arg-type]
-        assert said == [decide(from_plain(Observation, one["observation"])) for one in run.events("decision")]
+        assert said == [
+            decide(from_plain(Observation, event["observation"])) for event in run.events("decision")
+        ]
 
 
 def test_a_script_that_ends_over_hosts_that_are_cut_goes_on_without_one(tmp_path: Path) -> None:
     """It does not speak of suspicions: its exit over its peers is one."""
     error = "RuntimeError: [gloo/transport/tcp/pair.cc:457] Application timeout caused pair closure"
-    with begun(tmp_path, 2) as (run, (one, other)):
-        one.silent, other.silent = [other.host], [one.host]  # type: ignore[list-item]
-        one.exit(0, status=1, error=error)
-        assert other.ended.wait(PATIENCE)
+    with begun(tmp_path, 2) as (run, (first, second)):
+        first.silent, second.silent = [second.host], [first.host]  # type: ignore[list-item]
+        first.exit(0, status=1, error=error)
+        assert second.ended.wait(PATIENCE)
         until(lambda: run.ordered == [1], "an order")
-        generation = one.generation + 1
+        generation = first.generation + 1
         (new,) = run.add()
-        formed = run.formed(generation, [one, new])
-        assert formed["places"] == [one.host, new.host]
+        formed = run.formed(generation, [first, new])
+        assert formed["places"] == [first.host, new.host]
 
 
 def test_steps_done_again_clear_no_suspicion(tmp_path: Path) -> None:
@@ -305,15 +307,15 @@ def test_losses_without_a_step_are_bounded(tmp_path: Path) -> None:
 
 def test_ranks_that_do_not_group_are_fenced(tmp_path: Path) -> None:
     with a_run(tmp_path, 2) as run:
-        (one,) = run.add()
-        (two,) = run.add(groups=False)
+        (grouped,) = run.add()
+        (ungrouped,) = run.add(groups=False)
         for generation in (1, 2, 3, 4):
             run.formed(generation)
             until(lambda: snapshot(run.supervisor)["grouped"] == [0], "one has met")
             run.form_is_over()
         reason = run.outcome().reason
         assert reason == "ranks 1 joined no group in 4 generations"
-        assert len(two.of("fence", rank=1)) == 3 and not one.of("fence")
+        assert len(ungrouped.of("fence", rank=1)) == 3 and not grouped.of("fence")
 
 
 def test_plain_scripts_need_not_say_that_they_group(tmp_path: Path) -> None:
@@ -404,35 +406,37 @@ def test_nonsense_on_the_wire_costs_its_own_connection_only(
 def test_what_ranks_meet_by_is_told_to_all_in_its_generation(tmp_path: Path) -> None:
     with begun(tmp_path, 2, deadlines=Deadlines(grace=20.0)) as (run, agents):
 
-        def heard(agent: Agent, generation: int) -> dict[str, str]:
-            told = agent.of("met", generation=generation)
-            return {key: value for message in told for key, value in message["said"].items()}
+        def values_met(agent: Agent, generation: int) -> dict[str, str]:
+            messages = agent.of("met", generation=generation)
+            return {key: value for message in messages for key, value in message["said"].items()}
 
         def said() -> bool:
             agents[0].say("meet", generation=1, said={"a": "1"})  # again where its connection broke
-            return [heard(agent, 1) for agent in agents] == [{"a": "1"}] * 2
+            return [values_met(agent, 1) for agent in agents] == [{"a": "1"}] * 2
 
         until(said)
         assert agents[1].say("compare_set", generation=1, key="a", expected="0", desired="3") == (False, "1")
         assert agents[1].say("compare_set", generation=1, key="a", expected="1", desired="3") == (True, "3")
         assert agents[1].say("compare_set", generation=0, key="b", expected="", desired="4") is None
-        until(lambda: heard(agents[0], 1) == {"a": "3"})
+        until(lambda: values_met(agents[0], 1) == {"a": "3"})
         agents[1].received.clear()
         agents[1].cut()
-        until(lambda: heard(agents[1], 1) == {"a": "3"}, "what was said before it came back")
+        until(lambda: values_met(agents[1], 1) == {"a": "3"}, "what was said before it came back")
         agents[0].met = {"a": "3", "b": "4"}
         run.supervisor.abandon()
         run.outcome()
         agents[1].received.clear()
         run.supervise()
-        until(lambda: heard(agents[1], 1) == {"a": "3", "b": "4"}, "what was said to the supervisor before")
+        until(
+            lambda: values_met(agents[1], 1) == {"a": "3", "b": "4"}, "what was said to the supervisor before"
+        )
         agents[0].met = {}
         agents[0].exit(0, signal=9)
         run.formed(2)
         agents[1].say("meet", generation=1, said={"late": "1"})
         agents[1].say("meet", generation=2, said={"c": "5"})
-        until(lambda: heard(agents[0], 2) == {"c": "5"})
-        assert "late" not in heard(agents[0], 1)
+        until(lambda: values_met(agents[0], 2) == {"c": "5"})
+        assert "late" not in values_met(agents[0], 1)
 
 
 def test_a_host_is_told_of_many_words_at_once(tmp_path: Path) -> None:
@@ -447,8 +451,8 @@ def test_a_host_is_told_of_many_words_at_once(tmp_path: Path) -> None:
         agents[0].say("meet", generation=1, said=words)  # again, where its connection broke
         agents[0].say("meet", generation=1, said={"last": "1"})
         for agent in agents:
-            until(lambda a=agent: any("last" in told["said"] for told in a.of("met")), "the last word")
-            assert [told["said"] for told in agent.of("met")] in (
+            until(lambda a=agent: any("last" in message["said"] for message in a.of("met")), "the last word")
+            assert [message["said"] for message in agent.of("met")] in (
                 [words, {"last": "1"}],
                 [{**words, "last": "1"}],
             )

@@ -305,8 +305,8 @@ def test_two_cannot_lead_a_run(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None and other.stdout.readline()
-        told = f"this run is running, process {other.pid} on {platform.node()} leads it"
-        with pytest.raises(UserError, match=told):
+        sentence = f"this run is running, process {other.pid} on {platform.node()} leads it"
+        with pytest.raises(UserError, match=sentence):
             Lead(tmp_path)
         other.kill()
     lead = Lead(tmp_path)

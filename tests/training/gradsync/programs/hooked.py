@@ -50,7 +50,7 @@ class Net(nn.Module):
         return x.sum() + self.empty.sum()
 
 
-def made(**options: Any) -> DistributedDataParallel:
+def model_of(**options: Any) -> DistributedDataParallel:
     torch.manual_seed(0)
     return DistributedDataParallel(Net(), **options)
 
@@ -59,7 +59,7 @@ def plan_of(ddp: DistributedDataParallel, *options: Option, seed: int = 0) -> Sy
     """Groups of two gradients each, in the order of backward, with ``options`` in turn."""
     names = [*named(ddp)][::-1]
     cut = [tuple(names[i : i + 2]) for i in range(0, len(names), 2)]
-    groups = tuple(GradientGroup(one, options[place % len(options)]) for place, one in enumerate(cut))
+    groups = tuple(GradientGroup(pair, options[place % len(options)]) for place, pair in enumerate(cut))
     order = []
     for place, group in enumerate(groups):
         scheme, inside = group.option.scheme, group.option.inside
@@ -73,18 +73,18 @@ def gradients(ddp: DistributedDataParallel, step: int) -> dict[str, torch.Tensor
     torch.manual_seed(100 * step + RANK)
     ddp.zero_grad(set_to_none=True)
     ddp(torch.randn(8, 24)).backward()
-    return {name: one.grad.clone() for name, one in named(ddp).items()}  # type: ignore[union-attr]
+    return {name: parameter.grad.clone() for name, parameter in named(ddp).items()}  # type: ignore[union-attr]
 
 
-def same_everywhere(found: dict[str, torch.Tensor]) -> bool:
-    told: list[object] = [None] * WORLD
-    dist.all_gather_object(told, [one.tolist() for one in found.values()])
-    return all(str(one) == str(told[0]) for one in told)
+def same_everywhere(sums: dict[str, torch.Tensor]) -> bool:
+    gathered: list[object] = [None] * WORLD
+    dist.all_gather_object(gathered, [gradient.tolist() for gradient in sums.values()])
+    return all(str(reported) == str(gathered[0]) for reported in gathered)
 
 
 def options() -> None:
     """What was sent over some steps, alike on all ranks, and what still waits are what backward made."""
-    plain = made()
+    plain = model_of()
     truth = [gradients(plain, step) for step in range(STEPS)]
     every = [
         Option(codec, scheme, inside)  # type: ignore[arg-type]
@@ -96,30 +96,30 @@ def options() -> None:
     ]  # fmt: skip
     every += [Option("none", "allgather")]
     for place, option in enumerate(every):
-        ddp = made(**WAYS[place % len(WAYS)])
+        ddp = model_of(**WAYS[place % len(WAYS)])
         handle = apply(ddp, plan_of(ddp, option, PLAIN), deadline=60.0)
         sent: dict[str, torch.Tensor] = {}
         for step, dense in enumerate(truth):
-            found = gradients(ddp, step)
-            assert same_everywhere(found), option
-            for name, one in found.items():
-                sent[name] = sent.get(name, 0) + one
+            sums = gradients(ddp, step)
+            assert same_everywhere(sums), option
+            for name, gradient in sums.items():
+                sent[name] = sent.get(name, 0) + gradient
                 if option.codec == "none":
-                    assert torch.allclose(one, dense[name], atol=1e-6)
-        told: list[dict[str, dict[str, torch.Tensor]]] = [{}] * WORLD
-        dist.all_gather_object(told, handle.state_dict())
-        for name, one in sent.items():
-            if not one.numel():
+                    assert torch.allclose(gradient, dense[name], atol=1e-6)
+        states: list[dict[str, dict[str, torch.Tensor]]] = [{}] * WORLD
+        dist.all_gather_object(states, handle.state_dict())
+        for name, total in sent.items():
+            if not total.numel():
                 continue
-            rests = [state["residuals"] for state in told]
-            waiting = sum(rest.get(name, torch.zeros(one.numel())) for rest in rests).view_as(one) / WORLD
+            rests = [state["residuals"] for state in states]
+            waiting = sum(rest.get(name, torch.zeros(total.numel())) for rest in rests).view_as(total) / WORLD
             whole = sum(dense[name] for dense in truth)
-            gap = float((one + waiting - whole).abs().max())
+            gap = float((total + waiting - whole).abs().max())
             assert gap <= (2e-3 if option.codec == "fp16" else 1e-4) * (1 + float(whole.abs().max())), (
                 option,
                 name,
             )
-        again = made()
+        again = model_of()
         other = apply(again, plan_of(again, option, PLAIN), deadline=60.0)
         other.load_state_dict(handle.state_dict())
         assert str(other.state_dict()) == str(handle.state_dict())
@@ -134,7 +134,7 @@ def options() -> None:
 
 def not_numbers() -> None:
     """One rank's NaN is seen by all, and the step after it is as if it had not been."""
-    ddp = made()
+    ddp = model_of()
     handle = apply(
         ddp, plan_of(ddp, Option("dragonn:0.1", "allgather"), Option("sign", "alltoall")), deadline=60.0
     )
@@ -145,10 +145,10 @@ def not_numbers() -> None:
     # a code has room for some of them in each group
     for group in handle.plan.groups:
         members = [named(ddp)[name] for name in group.tensors if named(ddp)[name].numel()]
-        assert not members or any(one.grad.isnan().any() for one in members), group  # type: ignore[union-attr]
+        assert not members or any(member.grad.isnan().any() for member in members), group  # type: ignore[union-attr]
     if RANK == 1:
         assert str(handle.state_dict()["residuals"]) == waits
-    assert all(one.isfinite().all() for one in gradients(ddp, 1).values())
+    assert all(gradient.isfinite().all() for gradient in gradients(ddp, 1).values())
     handle.close()
 
 
@@ -162,7 +162,7 @@ def refused() -> None:
         else:
             raise AssertionError("it was not refused")
 
-    ddp = made()
+    ddp = model_of()
     attempt(plan_of(ddp, Option("int8", "allgather"), seed=RANK // 2), ddp)
     fit = plan_of(ddp, PLAIN)
     attempt(replace(fit, groups=fit.groups[1:]), ddp)
@@ -173,7 +173,7 @@ def refused() -> None:
 
 def damaged() -> None:
     """States that are not one of this model's ranks are refused, and what waits still does."""
-    ddp = made()
+    ddp = model_of()
     handle = apply(ddp, plan_of(ddp, Option("int8", "allgather")), deadline=20.0)
     gradients(ddp, 0)
     assert not handle.saved  # which jobs look for by its name

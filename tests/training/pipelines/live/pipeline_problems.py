@@ -133,7 +133,7 @@ def plain(problem: Problem) -> tuple[dict[int, float], dict[str, str]]:
     losses = {}
     for step in range(problem.steps):
         sums: dict[int, list[Tensor]] = {}
-        found = []
+        step_losses = []
         for m in range(problem.microbatches):
             indices = order.microbatch(step, m)
             x: Any = (inputs[indices],)
@@ -142,7 +142,7 @@ def plain(problem: Problem) -> tuple[dict[int, float], dict[str, str]]:
                 x = layer.module(*x)
                 x = x if isinstance(x, tuple) else (x,)
             loss = nn.functional.cross_entropy(x[0], targets[indices])
-            found.append(loss.item())
+            step_losses.append(loss.item())
             (loss / problem.microbatches).backward()
             for i, layer in enumerate(layers):
                 if layer.parameters:
@@ -150,7 +150,7 @@ def plain(problem: Problem) -> tuple[dict[int, float], dict[str, str]]:
                     sums.setdefault(i, []).append(flat)
                     for parameter in layer.parameters:
                         parameter.grad = None
-        losses[step] = sum(found) / problem.microbatches
+        losses[step] = sum(step_losses) / problem.microbatches
         totals = {i: _sum(rows, problem) for i, rows in sums.items()}
         if problem.max_norm is not None:
             norm = sum(float(t.double().square().sum()) for t in totals.values()) ** 0.5

@@ -107,10 +107,10 @@ class World:
 
     def steps(self) -> dict[int, float]:
         """Loss by step, as reported; reports of one step must be equal."""
-        found: dict[int, float] = {}
+        losses: dict[int, float] = {}
         for event in self.of_kind("step"):
-            assert found.setdefault(event["step"], event["loss"]) == event["loss"]
-        return found
+            assert losses.setdefault(event["step"], event["loss"]) == event["loss"]
+        return losses
 
     def result(self) -> dict[str, Any]:
         """The hashes that all hosts agree on."""

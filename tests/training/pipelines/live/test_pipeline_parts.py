@@ -94,11 +94,11 @@ def test_step_in_doubt_for_every_subset() -> None:
         if not left:
             continue
         committed = any(how in ("applied", "knows") for how in fate)
-        found = resolve(left, 3)
-        assert found.version == (5 if committed else 4)
-        assert {rank for ranks in found.holders.values() for rank in ranks} == set(left)
+        resolution = resolve(left, 3)
+        assert resolution.version == (5 if committed else 4)
+        assert {rank for ranks in resolution.holders.values() for rank in ranks} == set(left)
         if committed and "prepared" in fate:
-            assert found.apply == 4
+            assert resolution.apply == 4
 
 
 def test_stale_states_do_not_count() -> None:
@@ -122,16 +122,16 @@ def test_transfers_bring_what_is_needed(ranks: int, layers: int, rng: object) ->
     choose = rng.random  # type: ignore[attr-defined]
     holders = {i: tuple(r for r in range(ranks) if choose() < 0.5) for i in range(layers)}
     needed = {r: [i for i in range(layers) if choose() < 0.5] for r in range(ranks)}
-    found = plan_transfers(needed, holders, {i: i + 1 for i in range(layers)})
-    assert all(t.source in holders[t.layer] for t in found)
-    got = {(t.target, t.layer) for t in found}
+    planned = plan_transfers(needed, holders, {i: i + 1 for i in range(layers)})
+    assert all(t.source in holders[t.layer] for t in planned)
+    got = {(t.target, t.layer) for t in planned}
     assert got == {(r, i) for r in needed for i in needed[r] if holders[i] and r not in holders[i]}
-    assert len(got) == len(found)
+    assert len(got) == len(planned)
 
 
 def test_load_is_spread() -> None:
-    found = plan_transfers({2: [0, 1]}, {0: (0, 1), 1: (0, 1)}, {0: 10, 1: 9})
-    assert {t.source for t in found} == {0, 1}
+    planned = plan_transfers({2: [0, 1]}, {0: (0, 1), 1: (0, 1)}, {0: 10, 1: 9})
+    assert {t.source for t in planned} == {0, 1}
 
 
 class Odd(nn.Module):
@@ -157,19 +157,19 @@ def gradient(layer: HostLayer, seed: int) -> Tensor:
 
 
 def test_layer_as_bytes() -> None:
-    one, other = odd(), odd(2)
-    assert one.digest() != other.digest()
+    first, second = odd(), odd(2)
+    assert first.digest() != second.digest()
     for seed in range(3):
-        one.apply(gradient(one, seed))
-    whole = one.pack()
-    assert len(whole.data) >= one.nbytes()
-    other.unpack(whole)
-    assert other.digest() == one.digest() and other.version == 3
-    assert isinstance(other.scheduler.milestones, Counter)  # type: ignore[union-attr]
+        first.apply(gradient(first, seed))
+    whole = first.pack()
+    assert len(whole.data) >= first.nbytes()
+    second.unpack(whole)
+    assert second.digest() == first.digest() and second.version == 3
+    assert isinstance(second.scheduler.milestones, Counter)  # type: ignore[union-attr]
     # It goes on alike, also after its own trip
-    for layer in (one, other):
+    for layer in (first, second):
         layer.apply(gradient(layer, 9))
-    assert other.digest() == one.digest()
+    assert second.digest() == first.digest()
 
 
 def test_layer_refuses_another_layers_state() -> None:
@@ -200,10 +200,10 @@ def test_stage_cuts_do_not_show() -> None:
     x, target = torch.randn(2, 8), torch.tensor([1, 2])
 
     def gradients(cut: int) -> list[Tensor]:
-        found: dict[int, list[Tensor]] = {}
+        by_layer: dict[int, list[Tensor]] = {}
 
         def sink(layer: HostLayer, parts: list[Tensor]) -> None:
-            found[layer.index] = parts
+            by_layer[layer.index] = parts
 
         head, tail = LiveStage(layers[:cut], 0, None), LiveStage(layers[cut:], 0, None)
         first = head.forward(3, 1, (x,))
@@ -211,7 +211,7 @@ def test_stage_cuts_do_not_show() -> None:
         second = tail.forward(3, 1, handed)
         tail.loss(second, target, nn.functional.cross_entropy)
         head.backward(first, tail.backward(second, [], sink, 0.25), sink, 0.25)
-        return [g for i in sorted(found) for g in found[i]]
+        return [g for i in sorted(by_layer) for g in by_layer[i]]
 
     whole = gradients(1)
     for cut in range(2, 6):
@@ -222,15 +222,15 @@ def test_sums_in_any_grouping() -> None:
     """What one host sums is what it sums in any other order of its microbatches."""
     layer = odd()
     rows = [gradient(layer, seed).float() for seed in range(5)]
-    found = []
+    totals = []
     for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
         sums = Sums("fixed", {2: None}, 5)
         for m in order:
             sums.add(layer, list(rows[m].split([p.numel() for p in layer.parameters])))
         sums.start(layer)
-        found.append(sums.finish(layer))
-    assert torch.equal(found[0], found[1])
-    assert torch.allclose(found[0].double(), sum(row.double() for row in rows), atol=1e-5)  # type: ignore[arg-type]
+        totals.append(sums.finish(layer))
+    assert torch.equal(totals[0], totals[1])
+    assert torch.allclose(totals[0].double(), sum(row.double() for row in rows), atol=1e-5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

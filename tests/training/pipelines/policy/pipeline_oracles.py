@@ -42,13 +42,13 @@ def _held(part: Sequence[LayerProfile], flying: int) -> float:
 
 def even_set(n0: int, count: int, failures: int, layers: int = 12) -> TemplateSet:
     """Templates that cut ``layers`` equal layers of a second as evenly as can be."""
-    made = []
+    templates = []
     for hosts in range(n0, n0 + count):
         cuts = [layers * s // hosts for s in range(hosts + 1)]
         stages = tuple(Stage(u, v, float(v - u)) for u, v in pairwise(cuts))
         time = iteration_time([s.time for s in stages], 4 * hosts)
-        made.append(Template(stages, time))
-    return TemplateSet(n0, failures, tuple(made))
+        templates.append(Template(stages, time))
+    return TemplateSet(n0, failures, tuple(templates))
 
 
 def sums(hosts: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:

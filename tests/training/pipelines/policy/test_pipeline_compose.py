@@ -69,7 +69,7 @@ def test_a_microbatch_that_takes_no_time_is_refused() -> None:
 def test_sizes_are_near_the_best_of_all_sums(seed: int) -> None:
     draw = random.Random(seed)
     n0, count, f = draw.randint(1, 3), draw.randint(1, 5), draw.randint(0, 2)
-    made = even_set(n0, count, f, layers=48)
+    templates = even_set(n0, count, f, layers=48)
     for hosts in range(n0, 13):
         microbatches = draw.choice([1, 3, 7, 20])
         possible = [s for s in sums(hosts, range(n0, n0 + count)) if len(s) <= microbatches]
@@ -78,52 +78,52 @@ def test_sizes_are_near_the_best_of_all_sums(seed: int) -> None:
         wanted = enough or [s for s in possible if len(s) == max(map(len, possible))]
         if not wanted:
             with pytest.raises(UserError, match="no sum"):
-                choose_sizes(made, hosts, microbatches)
+                choose_sizes(templates, hosts, microbatches)
             continue
-        sizes = choose_sizes(made, hosts, microbatches)
+        sizes = choose_sizes(templates, hosts, microbatches)
         assert sizes in wanted and sizes[-1] - sizes[0] <= 1
-        best = min(seconds_of(made, each, microbatches) for each in wanted)
-        assert best <= seconds_of(made, sizes, microbatches) <= 1.1 * best
+        best = min(seconds_of(templates, each, microbatches) for each in wanted)
+        assert best <= seconds_of(templates, sizes, microbatches) <= 1.1 * best
         alike = [each for each in wanted if each[-1] - each[0] <= 1]
-        assert seconds_of(made, sizes, microbatches) == pytest.approx(
-            min(seconds_of(made, each, microbatches) for each in alike), rel=1e-12
+        assert seconds_of(templates, sizes, microbatches) == pytest.approx(
+            min(seconds_of(templates, each, microbatches) for each in alike), rel=1e-12
         )
 
 
 @pytest.mark.parametrize(("hosts", "microbatches"), [(8192, 16384), (8191, 3000), (1000, 250), (300, 90)])
 def test_large_jobs(hosts: int, microbatches: int) -> None:
-    made = even_set(4, 5, 2, layers=24)
-    layout = compose(made, range(hosts), microbatches)
+    templates = even_set(4, 5, 2, layers=24)
+    layout = compose(templates, range(hosts), microbatches)
     assert sorted(host for p in layout.pipelines for host in p) == list(range(hosts))
     assert sum(layout.microbatches) == microbatches and min(layout.microbatches) >= 1
     assert len(layout.pipelines) >= 3
     # No pipelines of one size alone, nor the fewest or the most of them, are better.
-    found = step_seconds(made, layout)
+    seconds = step_seconds(templates, layout)
     for size in range(4, 9):
         count, rest = divmod(hosts, size)
         if rest == 0 and count <= microbatches:
-            assert found <= seconds_of(made, (size,) * count, microbatches) + 1e-9
+            assert seconds <= seconds_of(templates, (size,) * count, microbatches) + 1e-9
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(1, 30), st.integers(1, 40))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_layouts_are_sound(n0: int, count: int, f: int, hosts: int, microbatches: int) -> None:
-    made = even_set(n0, count, f)
+    templates = even_set(n0, count, f)
     if hosts < n0:
         with pytest.raises(UserError, match="do not hold"):
-            compose(made, range(hosts), microbatches)
+            compose(templates, range(hosts), microbatches)
         return
     ids = range(100, 100 + hosts)
-    layout = compose(made, ids, microbatches)
+    layout = compose(templates, ids, microbatches)
     used = [host for pipeline in layout.pipelines for host in pipeline]
-    assert used == list(ids[: usable(made, hosts, microbatches)])
+    assert used == list(ids[: usable(templates, hosts, microbatches)])
     if count >= n0 and microbatches >= hosts // n0:
         assert len(used) == hosts
     sizes = [len(pipeline) for pipeline in layout.pipelines]
-    assert all(n0 <= size <= largest_size(made) for size in sizes)
+    assert all(n0 <= size <= largest_size(templates) for size in sizes)
     assert sum(layout.microbatches) == microbatches and min(layout.microbatches) >= 1
-    assert layout == compose(made, ids, microbatches)
-    assert share(made, sizes, microbatches) == layout.microbatches
+    assert layout == compose(templates, ids, microbatches)
+    assert share(templates, sizes, microbatches) == layout.microbatches
 
 
 def test_no_microbatch() -> None:

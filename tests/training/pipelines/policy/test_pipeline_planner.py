@@ -21,15 +21,15 @@ def profiles(most: int) -> st.SearchStrategy[list[LayerProfile]]:
 
 
 def agrees(profile: list[LayerProfile], hosts: int, memory: float) -> None:
-    found = plan(profile, hosts, memory)
+    template = plan(profile, hosts, memory)
     best = brute_force(profile, hosts, memory)
     assert fits(profile, hosts, memory) == (best is not None)
-    if found is None or best is None:
-        assert found is None and best is None
+    if template is None or best is None:
+        assert template is None and best is None
         return
-    check_template(found, profile, memory)
-    assert found.time == pytest.approx(best, rel=1e-9, abs=1e-9)
-    assert found == plan(profile, hosts, memory)
+    check_template(template, profile, memory)
+    assert template.time == pytest.approx(best, rel=1e-9, abs=1e-9)
+    assert template == plan(profile, hosts, memory)
 
 
 @given(profiles(9), st.integers(1, 6), st.sampled_from([1e9, 60.0, 30.0, 20.0]))
@@ -48,9 +48,9 @@ def test_twelve_layers_and_every_number_of_stages(count: int) -> None:
 def test_many_layers_and_stages() -> None:
     draw = random.Random(1)
     profile = layers([draw.random() for _ in range(96)], state=1.0, activation=0.01)
-    found = plan(profile, 32, 8.0)
-    assert found is not None
-    check_template(found, profile, 8.0)
+    template = plan(profile, 32, 8.0)
+    assert template is not None
+    check_template(template, profile, 8.0)
 
 
 def test_memory_moves_the_cut() -> None:

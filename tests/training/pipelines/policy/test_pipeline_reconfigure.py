@@ -60,20 +60,20 @@ def test_examples(lost: Collection[int], how: str, after: list[list[int]]) -> No
 
 
 def test_short_pipelines_join_before_full_ones() -> None:
-    made = even_set(3, 3, 1)
-    change = by_rules(made, layout_of([0, 1, 2], [3, 4, 5], [6, 7, 8]), [1, 2, 4, 5])
+    templates = even_set(3, 3, 1)
+    change = by_rules(templates, layout_of([0, 1, 2], [3, 4, 5], [6, 7, 8]), [1, 2, 4, 5])
     assert (change.how, hosts(change)) == ("merge", [[0, 3, 6, 7, 8]])
-    change = by_rules(made, layout_of([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]), [2, 5, 8])
+    change = by_rules(templates, layout_of([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]), [2, 5, 8])
     # 2 + 2 + 2 + 3 hosts: two short ones make four, which can then yield to the third.
     assert (change.how, [len(p) for p in hosts(change)]) == ("merge", [3, 3, 3])
 
 
 def test_joins() -> None:
-    made = even_set(2, 3, 1)
+    templates = even_set(2, 3, 1)
     two = layout_of([0, 1], [2, 3])
-    assert hosts(by_rules(made, two, [], (7,))) == [[2, 3], [0, 1, 7]]
-    assert hosts(by_rules(made, two, [], (7, 8))) == [[0, 1], [2, 3], [7, 8]]
-    change = by_rules(made, two, [1], (7,))
+    assert hosts(by_rules(templates, two, [], (7,))) == [[2, 3], [0, 1, 7]]
+    assert hosts(by_rules(templates, two, [], (7, 8))) == [[0, 1], [2, 3], [7, 8]]
+    change = by_rules(templates, two, [1], (7,))
     assert hosts(change) == [[0, 7], [2, 3]] and change.how == "join"
     # The new host takes the place of the lost one, and copies its layers alone.
     assert change.layout.pipelines[0] == (0, 7)
@@ -81,11 +81,11 @@ def test_joins() -> None:
 
 
 def test_a_join_after_everything_was_idle() -> None:
-    made = even_set(2, 3, 1)
-    down = reconfigure(made, layout_of([0, 1], [2, 3]), [0, 2, 3], microbatches=4, layer_bytes=BYTES)
+    templates = even_set(2, 3, 1)
+    down = reconfigure(templates, layout_of([0, 1], [2, 3]), [0, 2, 3], microbatches=4, layer_bytes=BYTES)
     assert down.how == "none" and down.layout == Layout((), ())
     assert down.lost == tuple(range(6))
-    up = reconfigure(made, down.layout, [], (1, 9), microbatches=4, layer_bytes=BYTES)
+    up = reconfigure(templates, down.layout, [], (1, 9), microbatches=4, layer_bytes=BYTES)
     assert hosts(up) == [[1, 9]] and up.lost == tuple(range(LAYERS))
 
 
@@ -97,11 +97,11 @@ def test_nothing_happened() -> None:
 
 
 def test_the_search_is_taken_only_where_it_is_cheaper() -> None:
-    made = even_set(2, 4, 1)
-    local = by_rules(made, FOUR, [2])
-    free = reconfigure(made, FOUR, [2], microbatches=24, layer_bytes=BYTES)
+    templates = even_set(2, 4, 1)
+    local = by_rules(templates, FOUR, [2])
+    free = reconfigure(templates, FOUR, [2], microbatches=24, layer_bytes=BYTES)
     assert free.how == "search"
-    assert step_seconds(made, free.layout) < step_seconds(made, local.layout)
+    assert step_seconds(templates, free.layout) < step_seconds(templates, local.layout)
 
 
 def test_bad_input() -> None:
@@ -180,16 +180,16 @@ class Losses(RuleBasedStateMachine):
         args = {"microbatches": self.microbatches, "layer_bytes": BYTES, "search": self.search}
         before, pipelines = self.layout, len(self.layout.pipelines)
         idle = tuple(self.alive - lost - frozenset(held_by(self.set, before)))
-        found = reconfigure(self.set, before, lost, (*joined, *idle), **args)
-        assert found == reconfigure(self.set, before, sorted(lost, reverse=True), (*idle, *joined), **args)
+        change = reconfigure(self.set, before, lost, (*joined, *idle), **args)
+        assert change == reconfigure(self.set, before, sorted(lost, reverse=True), (*idle, *joined), **args)
         self.alive = (self.alive - lost) | frozenset(joined)
-        check_change(self.set, before, found, self.alive, self.microbatches)
+        check_change(self.set, before, change, self.alive, self.microbatches)
         if len(lost) < pipelines:
-            assert found.lost == ()
+            assert change.lost == ()
         if len(self.alive) >= (self.set.failures + 1) * self.set.n0:
-            assert len(found.layout.pipelines) > self.set.failures
-        self.layout = found.layout
-        if found.lost or not found.layout.pipelines:  # A checkpoint brings it back, with new hosts.
+            assert len(change.layout.pipelines) > self.set.failures
+        self.layout = change.layout
+        if change.lost or not change.layout.pipelines:  # A checkpoint brings it back, with new hosts.
             self.alive |= frozenset(range(self.next, self.next + self.set.n0))
             self.next += self.set.n0
             self.layout = compose(self.set, sorted(self.alive), self.microbatches)
@@ -222,24 +222,24 @@ TestLosses = Losses.TestCase
 
 
 def test_a_host_that_comes_after_a_merge_brings_the_copies_back() -> None:
-    made = even_set(2, 3, 2)
+    templates = even_set(2, 3, 2)
     args = {"microbatches": 40, "layer_bytes": BYTES, "search": False}
-    merged = reconfigure(made, compose(made, range(6), 40), [0], **args)
+    merged = reconfigure(templates, compose(templates, range(6), 40), [0], **args)
     assert merged.how == "merge" and len(merged.layout.pipelines) == 2
-    assert len(reconfigure(made, merged.layout, [], [6], **args).layout.pipelines) == 3
+    assert len(reconfigure(templates, merged.layout, [], [6], **args).layout.pipelines) == 3
 
 
 def test_sources_share_the_load() -> None:
-    made = even_set(1, 4, 3)
+    templates = even_set(1, 4, 3)
     before = layout_of([0], [1], [2], [3])
-    copies, lost = transfers(made, before, layout_of([0], [1], [2], [3], [4]), range(5), [1.0] * LAYERS)
+    copies, lost = transfers(templates, before, layout_of([0], [1], [2], [3], [4]), range(5), [1.0] * LAYERS)
     assert lost == ()
     assert sorted(copy.source for copy in copies) == sorted([0, 1, 2, 3] * 3)
 
 
 def test_a_large_layer_is_given_out_first() -> None:
-    made = even_set(1, 2, 1)
+    templates = even_set(1, 2, 1)
     sizes = [1.0] * 11 + [11.0]
-    copies, _ = transfers(made, layout_of([0], [1]), layout_of([0], [1], [2]), range(3), sizes)
+    copies, _ = transfers(templates, layout_of([0], [1]), layout_of([0], [1], [2]), range(3), sizes)
     sent = {source: sum(c.nbytes for c in copies if c.source == source) for source in (0, 1)}
     assert sent == {0: 11.0, 1: 11.0}

@@ -52,10 +52,10 @@ def test_fewest_templates(n0: int, f: int) -> None:
 @pytest.mark.parametrize("n0", range(1, 6))
 @pytest.mark.parametrize("count", range(1, 6))
 def test_covered_is_what_sums_say(n0: int, count: int) -> None:
-    made = even_set(n0, count, 1)
+    templates = even_set(n0, count, 1)
     for hosts in range(1, 20):
         longest = max((len(each) for each in sums(hosts, range(n0, n0 + count))), default=0)
-        assert covered(made, hosts) == (longest >= 1)
+        assert covered(templates, hosts) == (longest >= 1)
 
 
 @pytest.mark.parametrize(("hosts", "failures"), [(3, 0), (4, 0), (6, 1), (9, 2), (12, 1), (14, 3)])
@@ -68,17 +68,17 @@ def test_sizes_of_a_set(hosts: int, failures: int, memory: float) -> None:
         with pytest.raises(UserError, match=f"{failures + 1} copies"):
             template_set(profile, hosts, failures, memory)
         return
-    made = template_set(profile, hosts, failures, memory)
-    assert [t.hosts for t in made.templates] == list(range(n0, n0 + len(made.templates)))
+    templates = template_set(profile, hosts, failures, memory)
+    assert [t.hosts for t in templates.templates] == list(range(n0, n0 + len(templates.templates)))
     # Everything that a merge can lead to has a template, and so has every size that is of use.
-    assert largest_size(made) >= min(hosts, 2 * n0 - 1)
+    assert largest_size(templates) >= min(hosts, 2 * n0 - 1)
     every = template_set(profile, hosts, failures, memory, largest=hosts)
     assert largest_size(every) == min(12, hosts, max(2 * n0 - 1, hosts - failures * n0))
-    assert largest_size(made) == min(largest_size(every), 4 * n0)
+    assert largest_size(templates) == min(largest_size(every), 4 * n0)
     short = template_set(profile, hosts, failures, memory, largest=n0)
     assert largest_size(short) >= min(hosts, 2 * n0 - 1)
     said = f"any {failures} hosts" if failures else "may take the last copy of a layer"
-    assert said in guarantee(made, hosts)[0]
+    assert said in guarantee(templates, hosts)[0]
 
 
 def test_minimum() -> None:
@@ -102,10 +102,10 @@ def test_a_negative_number_of_failures() -> None:
 
 
 def test_guarantees_in_words() -> None:
-    made = even_set(2, 4, 2)
-    enough = guarantee(made, 9)[0]
+    templates = even_set(2, 4, 2)
+    enough = guarantee(templates, 9)[0]
     assert "From 6 to 9 hosts" in enough and "any 2 hosts" in enough
-    assert "1 may be lost at once, not the 2 wanted" in guarantee(made, 5)[0]
-    assert "do not hold" in guarantee(made, 1)[0]
+    assert "1 may be lost at once, not the 2 wanted" in guarantee(templates, 5)[0]
+    assert "do not hold" in guarantee(templates, 1)[0]
     # seven hosts are no sum of 4 and 5: one pipeline runs, and hosts are idle
     assert "at most 1 pipelines: 0 may be lost" in guarantee(even_set(4, 2, 1), 7)[0]
