@@ -21,8 +21,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 @contextmanager
 def session(name: str, *arguments: str, cluster: str = "h100-sxm:1x8", **options: Any) -> Iterator[Session]:
     """A session that runs one of the scripts beside the tests."""
-    with Session(Script(SCRIPTS / name, arguments), load_cluster(cluster), **options) as one:
-        yield one
+    with Session(Script(SCRIPTS / name, arguments), load_cluster(cluster), **options) as capture_session:
+        yield capture_session
 
 
 def cases(name: str) -> list[str]:
@@ -32,8 +32,8 @@ def cases(name: str) -> list[str]:
 
 def capture(name: str, *arguments: str, ranks: tuple[int, ...] = (0,), **options: Any) -> list[Slice]:
     """Slices of a script for some ranks."""
-    with session(name, *arguments, **options) as one:
-        return one.capture(ranks)
+    with session(name, *arguments, **options) as capture_session:
+        return capture_session.capture(ranks)
 
 
 def steady_events(slice_: Slice) -> np.ndarray:

@@ -79,23 +79,23 @@ class Reference:
         large = size > MIB
         ranges = self.ranges.setdefault((stream, large), [])
         self.lookups[large] += 1
-        found = self.best_fit(ranges, size)
-        if found is None:
+        place = self.best_fit(ranges, size)
+        if place is None:
             self.collect()
-            found = self.grow(ranges, large, size)
-        if found is None and self.give_back_oversize(ranges, size):
-            found = self.grow(ranges, large, size)
-        if found is None:
+            place = self.grow(ranges, large, size)
+        if place is None and self.give_back_oversize(ranges, size):
+            place = self.grow(ranges, large, size)
+        if place is None:
             for pending, _ in self.pending:
                 self.drop(pending)
             self.pending = []
             self.give_back_all()
-            found = self.grow(ranges, large, size)
-        if found is None:
+            place = self.grow(ranges, large, size)
+        if place is None:
             self.refused, self.limit = True, 1 << 62
-            found = self.grow(ranges, large, size)
-            assert found is not None
-        where, start, room = found
+            place = self.grow(ranges, large, size)
+            assert place is not None
+        where, start, room = place
         if self.config.expandable_segments or not large:
             split = room - size >= 512
         else:

@@ -35,17 +35,17 @@ class Tape:
 
     def op(self, name: str, reads: list[int], writes: list[TensorMeta], *plain: object) -> list[int]:
         """Blocks of the results."""
-        made = [self.new(one) for one in writes]
+        blocks = [self.new(result) for result in writes]
         inputs = (*(self.metas[block] for block in reads), *plain)
         region = 1 if self.call and self.phase == Phase.FORWARD else 0
         self.operators.append(Operator(name, inputs, tuple(writes), region))
-        pairs = [number for block in (*reads, *made) for number in (block, 0)]
-        self.flow += [self.call, len(reads), len(made), *pairs]
+        pairs = [number for block in (*reads, *blocks) for number in (block, 0)]
+        self.flow += [self.call, len(reads), len(blocks), *pairs]
         at = len(self.flow) - len(pairs) - 3
         self.event(EventKind.OP, len(self.operators) - 1, at + 1)
-        return made
+        return blocks
 
-    def one(self, name: str, reads: list[int], out: TensorMeta | None = None, *plain: object) -> int:
+    def single(self, name: str, reads: list[int], out: TensorMeta | None = None, *plain: object) -> int:
         return self.op(name, reads, [out or self.metas[reads[0]]], *plain)[0]
 
     def free(self, *blocks: int) -> None:

@@ -55,7 +55,7 @@ MPT_PARAMETERS = {
 def test_mpt_has_the_parameters_that_its_table_counts(size: str, sequence: int) -> None:
     with torch.device("meta"):
         model = mpt.Model(mpt.SIZES[size], sequence)
-    assert sum(one.numel() for one in model.parameters()) == MPT_PARAMETERS[size, sequence]
+    assert sum(parameter.numel() for parameter in model.parameters()) == MPT_PARAMETERS[size, sequence]
 
 
 @pytest.mark.conformance

@@ -50,8 +50,8 @@ SAID |= {
 
 @pytest.fixture(scope="module")
 def failing() -> Iterator[Session]:
-    with session("faulty.py", cluster="h100-sxm:3x8", timeout=2.0) as one:
-        yield one
+    with session("faulty.py", cluster="h100-sxm:3x8", timeout=2.0) as capture_session:
+        yield capture_session
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,9 +77,9 @@ def test_of_a_rank_that_is_checked_only_what_cannot_be_emulated_is_no_failure(fa
 
 def test_whoever_asked_may_go_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with session("faulty.py") as one:
-        assert one._worker.stdin is not None and list(tmp_path.iterdir())
-        one._worker.stdin.close()
+    with session("faulty.py") as capture_session:
+        assert capture_session._worker.stdin is not None and list(tmp_path.iterdir())
+        capture_session._worker.stdin.close()
         until(lambda: not list(tmp_path.iterdir()))
 
 

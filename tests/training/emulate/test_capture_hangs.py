@@ -26,8 +26,10 @@ from windtunnel.training.emulate.live.progress import LEAST_LOOKS, Watch, counte
         (2.0, 8.0, 8.0, 1.0),  # eight threads on four CPUs
     ],
 )
-def test_only_time_that_a_rank_could_use_counts(seconds: float, run: float, wait: float, told: float) -> None:
-    assert counted(seconds, run, wait) == pytest.approx(told)
+def test_only_time_that_a_rank_could_use_counts(
+    seconds: float, run: float, wait: float, expected: float
+) -> None:
+    assert counted(seconds, run, wait) == pytest.approx(expected)
 
 
 def test_late_looks_are_followed_by_more_before_it_is_a_hang(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ DECLARED = {name for name in NAMES if "chosen" in name}
 
 @pytest.fixture(scope="module")
 def knowing() -> Iterator[Session]:
-    with session("known.py", cluster="h100-sxm:2x8") as one:
-        yield one
+    with session("known.py", cluster="h100-sxm:2x8") as capture_session:
+        yield capture_session
 
 
 def slice_of(knowing: Session, name: str) -> Slice:
@@ -42,8 +42,8 @@ def test_a_result_as_large_as_its_values_say_makes_the_host_wait(knowing: Sessio
 
 @pytest.fixture(scope="module")
 def untouched() -> Iterator[Session]:
-    with session("untouched.py") as one:
-        yield one
+    with session("untouched.py") as capture_session:
+        yield capture_session
 
 
 @pytest.mark.parametrize("name", UNTOUCHED)

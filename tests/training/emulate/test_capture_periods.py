@@ -23,7 +23,7 @@ PERIODS = "periods.py"
 ONE = "h100-sxm:1x1"
 
 
-def told(slice_: Slice) -> list[str]:
+def notes_of(slice_: Slice) -> list[str]:
     return [f"{note.text} ({note.of})" for note in slice_.notes]
 
 
@@ -58,7 +58,7 @@ def test_a_rollout_belongs_to_one_of_its_updates() -> None:
 def test_a_checkpoint_now_and_then_is_part_of_the_period() -> None:
     (slice_,) = capture(PERIODS, "case_saves", "6", cluster=ONE)
     assert slice_.settled and slice_.kinds == (0, 0, 0, 0, 0, 1)
-    assert any("checkpoint.save" in note for note in told(slice_))
+    assert any("checkpoint.save" in note for note in notes_of(slice_))
 
 
 def test_a_script_that_ends_with_its_second_period_is_cut_alike_for_all_ranks() -> None:
@@ -70,7 +70,7 @@ def test_a_script_that_ends_with_its_second_period_is_cut_alike_for_all_ranks() 
 
 def test_a_graph_after_the_warm_up_is_told_and_its_warm_up_is_not_taken_for_the_job() -> None:
     (slice_,) = capture(PERIODS, "case_graph", "4", cluster=ONE)
-    (note,) = told(slice_)
+    (note,) = notes_of(slice_)
     assert note.startswith("what the script does after 4 steps is not in the report: periods.py:")
     assert "torch.cuda.CUDAGraph cannot be emulated" in note
 
@@ -84,10 +84,10 @@ def test_what_comes_after_a_warm_up_is_reported(warm_up: int) -> None:
 
 @pytest.mark.parametrize("case", ["plain", "reads", "streams"])
 def test_steps_that_are_alike_are_run_once_and_no_more(case: str) -> None:
-    with session(PERIODS, f"case_{case}", "5", cluster="h100-sxm:1x2") as one:
-        first, other = one.capture([0, 1])
+    with session(PERIODS, f"case_{case}", "5", cluster="h100-sxm:1x2") as capture_session:
+        first, other = capture_session.capture([0, 1])
     assert first.settled and len(first.steps) == len(other.steps) == 2
-    assert len(one.seconds) == 2, "each rank ran once"
+    assert len(capture_session.seconds) == 2, "each rank ran once"
 
 
 def test_the_program_may_say_where_steps_end() -> None:
@@ -103,10 +103,10 @@ def test_the_program_may_say_where_steps_end() -> None:
 
 def test_a_bound_that_cuts_the_period_is_told() -> None:
     (slice_,) = capture(PERIODS, "case_diloco", "8", cluster=ONE, steps=12)
-    (note,) = told(slice_)
+    (note,) = notes_of(slice_)
     assert note.startswith("12 steps were run, and no sequence of them came twice: the mean of 8 is reported")
     (slice_,) = capture(PERIODS, "case_grows", "0", cluster=ONE, steps=4)
-    (note,) = told(slice_)
+    (note,) = notes_of(slice_)
     assert note.startswith("4 steps were run, and no sequence of them came twice: the last one is reported")
 
 
@@ -117,7 +117,7 @@ def test_more_steps_than_are_looked_at_may_be_asked_for() -> None:
 
 def test_what_was_never_reached_is_named() -> None:
     (slice_,) = capture(PERIODS, "case_diloco", "40", cluster=ONE)
-    seldom, unused = told(slice_)
+    seldom, unused = notes_of(slice_)
     assert seldom.startswith("what comes seldomer than the steps that are looked at is not in the report")
     assert seldom.endswith("in case_diloco, once in 40)") and "periods.py:" in seldom
     assert unused.startswith("an optimiser is never called") and "in case_diloco" in unused
@@ -125,7 +125,7 @@ def test_what_was_never_reached_is_named() -> None:
 
 def test_steps_that_cannot_be_looked_at_are_named() -> None:
     (slice_,) = capture(PERIODS, "case_counts_calls", "0", cluster=ONE)
-    (note,) = told(slice_)
+    (note,) = notes_of(slice_)
     assert note.startswith("what the script does after 6 steps is not in the report: periods.py:")
     assert "--steps runs more steps as they are" in note
     (slice_,) = capture(PERIODS, "case_counts_calls", "0", cluster=ONE, steps=8)
@@ -166,7 +166,7 @@ def test_the_report_has_every_kind_of_step_and_their_mean(
     assert summary.iteration_time_s == pytest.approx(sum(seconds) / 4)
     assert sum(summary.critical_path.values()) == pytest.approx(summary.iteration_time_s)
     assert outer.more[0] == "all_reduce of 16.0 KiB over world" and not usual.more
-    weight = next(one for one in summary.collectives if one.bytes == 64 * 64 * 4)
+    weight = next(collective for collective in summary.collectives if collective.bytes == 64 * 64 * 4)
     assert weight.count == 1 and weight.seconds_total == pytest.approx(weight.seconds_each / 4)
     (rank,) = summary.ranks
     assert rank.peak_allocated_bytes == max(kind.peak_allocated_bytes for kind in summary.period.kinds)
@@ -187,8 +187,8 @@ def test_a_job_of_like_steps_has_no_period(tmp_path: Path, monkeypatch: pytest.M
     same = emulate(script, cluster="h100-sxm:1x2", options=Options(steps=6), pictures=False)
     own = {"command", "run_id", "created_at", "directory", "capture_time_s", "wall_time_s", "peak_rss_bytes"}
     a, b = (
-        {name: value for name, value in dataclasses.asdict(one.summary).items() if name not in own}
-        for one in (done, same)
+        {name: value for name, value in dataclasses.asdict(run.summary).items() if name not in own}
+        for run in (done, same)
     )
     assert a == b
 
@@ -234,9 +234,9 @@ def test_a_script_without_steps_is_told_so(name: str, said: str) -> None:
 
 def ends(calls: list[str]) -> Iterator[int]:
     """At which calls steps end; each call is told by the letters of the parameters that it updates."""
-    seen: OptimizerCalls[int] = OptimizerCalls()
+    optimizer_calls: OptimizerCalls[int] = OptimizerCalls()
     for number, letters in enumerate(calls):
-        yield from seen.add(frozenset(map(ord, letters)), number)
+        yield from optimizer_calls.add(frozenset(map(ord, letters)), number)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ def captured(
     monkeypatch: pytest.MonkeyPatch, script: Script, cluster: str, ranks: list[int], templates: bool
 ) -> list[Slice]:
     monkeypatch.setattr(session, "TEMPLATES", templates)
-    with Session(script, load_cluster(cluster), jobs=1) as one:
-        return [one.capture([rank])[0] for rank in ranks]
+    with Session(script, load_cluster(cluster), jobs=1) as capture_session:
+        return [capture_session.capture([rank])[0] for rank in ranks]
 
 
 def left_out(slice_: Slice) -> bool:
@@ -32,9 +32,9 @@ def left_out(slice_: Slice) -> bool:
     return ALIKE in {note.text for note in slice_.notes}
 
 
-def differing(one: Slice, other: Slice) -> list[str]:
+def differing(slice_: Slice, other: Slice) -> list[str]:
     """What differs between two slices beside their notes."""
-    pairs = [(field.name, getattr(one, field.name), getattr(other, field.name)) for field in fields(Slice)]
+    pairs = [(field.name, getattr(slice_, field.name), getattr(other, field.name)) for field in fields(Slice)]
     return [
         name
         for name, a, b in pairs

@@ -43,8 +43,8 @@ def test_it_moves_what_the_algorithm_moves() -> None:
             for event in steady_events(slice_)
             if event["kind"] == EventKind.COLLECTIVE
         )
-        found = {(c.kind, c.dtype, c.in_bytes, c.out_bytes): times for c, times in counted.items()}
-        assert found == {
+        moved = {(c.kind, c.dtype, c.in_bytes, c.out_bytes): times for c, times in counted.items()}
+        assert moved == {
             ("all_gather", "bfloat16", keys_and_values, RANKS * keys_and_values): 2,  # forward and backward
             ("all_to_all", "float32", gradients, gradients): RANKS,  # once round, until they are home again
         }

@@ -94,8 +94,8 @@ def test_real_checkpoints_stay_and_rotation_comes_through(tmp_path: Path) -> Non
         (folder / name).write_text(content)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    with session(str(script), str(folder)) as one:
-        slices = one.capture([0, 1])  # the second finds what the first found
+    with session(str(script), str(folder)) as capture_session:
+        slices = capture_session.capture([0, 1])  # the second finds what the first found
     left = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
     assert left == real | {"log.txt": "for the next rank"}
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["old"]

@@ -21,11 +21,11 @@ CASES = [f"case_{name}" for name in cases("saying.py") if name not in OTHERS]
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_first_rank_hears_the_others(jobs: int) -> None:
-    with session("saying.py", *CASES, cluster=CLUSTER, jobs=jobs) as one:
-        (first,) = one.capture([0])
-        assert one.run_for_others == {1, 2, 3}
-        (third, last) = one.capture([2, 3])
-        assert [first.rank, third.rank, last.rank] == [0, 2, 3] and one.run_for_others == {1}
+    with session("saying.py", *CASES, cluster=CLUSTER, jobs=jobs) as capture_session:
+        (first,) = capture_session.capture([0])
+        assert capture_session.run_for_others == {1, 2, 3}
+        (third, last) = capture_session.capture([2, 3])
+        assert [first.rank, third.rank, last.rank] == [0, 2, 3] and capture_session.run_for_others == {1}
     assert sentences(first.notes, NoteKind.APPROXIMATION) == [
         f"all_gather_object: {SAY} (rank 0 of ranks 1-3)"
     ]
@@ -34,9 +34,9 @@ def test_the_first_rank_hears_the_others(jobs: int) -> None:
 @pytest.mark.slow
 def test_of_a_gather_the_earlier_ranks_are_heard_and_the_others_assumed() -> None:
     slices = capture("saying.py", "case_gathered_of_earlier_ranks", cluster=CLUSTER, ranks=(0, 1, 2, 3))
-    told = [set(sentences(one.notes, NoteKind.APPROXIMATION)) for one in slices]
-    assert told[3] == set()
-    assert told[1] == {
+    approximations = [set(sentences(slice_.notes, NoteKind.APPROXIMATION)) for slice_ in slices]
+    assert approximations[3] == set()
+    assert approximations[1] == {
         f"all_gather_object: {SAY} (rank 1 of ranks 2-3)",
         f"all_gather: {HOLD} (rank 1 of ranks 2-3)",
     }

@@ -241,10 +241,10 @@ for words in ("-L", "--query-gpu=index,name,memory.total,power.draw --format=csv
 def test_nvidia_smi_knows_the_emulated_devices(tmp_path: Path) -> None:
     device = load_cluster("h100-sxm:2x2").host.device
     name, memory = device.torch_name, int(device.memory_bytes) >> 20
-    listed, asked, one, plain, more, beyond = say(SMI, tmp_path, 3)
+    listed, asked, counted, plain, more, beyond = say(SMI, tmp_path, 3)
     assert listed == [0, f"GPU 0: {name}", f"GPU 1: {name}"]
     assert asked == [0, *(f"{index}, {name}, {memory} MiB, [N/A]" for index in (0, 1))]
-    assert one == [0, "memory.total [MiB], count", f"{memory}, 2"]
+    assert counted == [0, "memory.total [MiB], count", f"{memory}, 2"]
     assert beyond == [6, "No devices were found"]
     assert plain == [0, *(f"GPU {index}: {name} ({memory} MiB)" for index in (0, 1))]
     assert (

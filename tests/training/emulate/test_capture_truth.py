@@ -108,16 +108,16 @@ def test_the_peak_of_memory_is_that_of_a_real_run_to_the_byte(real: Watcher, emu
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def both(request: pytest.FixtureRequest) -> Iterator[tuple[Slice, Slice]]:
     """The same rank, ended at its steady step, and run for five steps."""
-    with session("tiny.py", request.param, "adamw") as one:
-        short = one.capture([0])[0]
-        one.settled = (5, 1)
-        yield short, one.capture([0])[0]
+    with session("tiny.py", request.param, "adamw") as capture_session:
+        short = capture_session.capture([0])[0]
+        capture_session.settled = (5, 1)
+        yield short, capture_session.capture([0])[0]
 
 
 def named(slice_: Slice, begin: int, end: int) -> list[tuple[Any, ...]]:
     """A step's events with rows spelt out, and names that differ from step to step by their order in it."""
     first: dict[tuple[int, int], int] = {}
-    told = []
+    rows = []
     for event in slice_.events[begin:end]:
         kind = EventKind(event["kind"])
         what: Any = int(event["ref"])
@@ -134,10 +134,10 @@ def named(slice_: Slice, begin: int, end: int) -> list[tuple[Any, ...]]:
             what = first.setdefault(
                 (kind in (EventKind.RECORD, EventKind.WAIT, EventKind.SYNC), what), len(first)
             )
-        told.append(
+        rows.append(
             (kind, what, value, int(event["stream"]), int(event["phase"]), slice_.scopes[event["scope"]])
         )
-    return told
+    return rows
 
 
 def test_the_steady_step_is_the_fifth_step_event_by_event(both: tuple[Slice, Slice]) -> None:
@@ -153,7 +153,7 @@ def test_fully_shard_gathers_and_scatters_what_its_shards_hold() -> None:
     world = 8
     slice_ = capture("tiny.py", "fsdp", "adamw", ranks=(5,))[0]
     events = steady_events(slice_)
-    seen = [slice_.collectives[e["ref"]] for e in events if e["kind"] == EventKind.COLLECTIVE]
+    collectives = [slice_.collectives[e["ref"]] for e in events if e["kind"] == EventKind.COLLECTIVE]
 
     def share(*shapes: tuple[int, ...]) -> int:
         """Elements of a rank's shards: the first dimension is cut into equal parts, padded up."""
@@ -161,14 +161,14 @@ def test_fully_shard_gathers_and_scatters_what_its_shards_hold() -> None:
 
     block = share((WIDTH, WIDTH), (WIDTH,), (WIDTH,), (WIDTH,))
     head = share((10, WIDTH), (10,))
-    gathered = [(c.in_bytes, c.out_bytes) for c in seen if c.kind == "all_gather"]
-    scattered = [(c.in_bytes, c.out_bytes) for c in seen if c.kind == "reduce_scatter"]
+    gathered = [(c.in_bytes, c.out_bytes) for c in collectives if c.kind == "all_gather"]
+    scattered = [(c.in_bytes, c.out_bytes) for c in collectives if c.kind == "reduce_scatter"]
     forward = [block] * BLOCKS + [head]
     # bf16 out, float32 back; in backward every block is gathered again.
     assert sorted(gathered) == sorted((2 * n, 2 * n * world) for n in forward * 2)
     assert scattered == [(4 * n * world, 4 * n) for n in reversed(forward)]
-    assert {c.dtype for c in seen if c.kind == "reduce_scatter"} == {"float32"}
-    assert all(slice_.groups[c.group].ranks == tuple(range(world)) for c in seen)
+    assert {c.dtype for c in collectives if c.kind == "reduce_scatter"} == {"float32"}
+    assert all(slice_.groups[c.group].ranks == tuple(range(world)) for c in collectives)
 
 
 def test_ddp_reduces_every_gradient_once_on_its_own_stream() -> None:

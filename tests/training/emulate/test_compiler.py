@@ -46,13 +46,13 @@ def test_a_chain_is_one_kernel_that_moves_its_ends_and_allocates_nothing_between
     tape = Tape()
     x = tape.new(X)
     tape.call = 1
-    a = tape.one("aten.neg.default", [x])
-    b = tape.one("aten.exp.default", [a])
+    a = tape.single("aten.neg.default", [x])
+    b = tape.single("aten.exp.default", [a])
     tape.free(a)
-    c = tape.one("aten.mul.Tensor", [b, x])
+    c = tape.single("aten.mul.Tensor", [b, x])
     tape.free(b)
     tape.call = 0
-    tape.one("aten.mm.default", [c, c], meta(1))
+    tape.single("aten.mm.default", [c, c], meta(1))
     eager, done = tape.slice(), compiled(tape.slice())
     assert names(done) == ["compiled.neg_exp_mul", "aten.mm.default"]
     assert moved_bytes(operators_of(done)[0]) == 2 * SIZE  # x once, though two read it; c
@@ -63,11 +63,11 @@ def test_what_a_product_reads_is_written_and_products_stay_where_they_are():
     tape = Tape()
     x = tape.new(X)
     tape.call = 1
-    a = tape.one("aten.silu.default", [x])
-    b = tape.one("aten.mm.default", [a, x])
-    c = tape.one("aten.neg.default", [b])
+    a = tape.single("aten.silu.default", [x])
+    b = tape.single("aten.mm.default", [a, x])
+    c = tape.single("aten.neg.default", [b])
     tape.call = 0
-    tape.one("aten.neg.default", [c])
+    tape.single("aten.neg.default", [c])
     done = compiled(tape.slice())
     assert names(done) == ["compiled.silu", "aten.mm.default", "compiled.neg", "aten.neg.default"]
     assert traffic(done) == traffic(tape.slice())
@@ -77,12 +77,12 @@ def test_a_norm_and_what_stands_before_and_after_it_are_one_kernel():
     tape = Tape()
     x, y, w = tape.new(X), tape.new(X), tape.new(meta(4096))
     tape.call = 1
-    h = tape.one("aten.add.Tensor", [x, y])
+    h = tape.single("aten.add.Tensor", [x, y])
     n, r = tape.op("aten._fused_rms_norm.default", [h, w], [X, meta(4096, 1, dtype="float32")])
-    z = tape.one("aten.mul.Tensor", [n, n])
+    z = tape.single("aten.mul.Tensor", [n, n])
     tape.call = 0
-    tape.one("aten.mm.default", [z, h])
-    tape.one("aten.neg.default", [r])
+    tape.single("aten.mm.default", [z, h])
+    tape.single("aten.neg.default", [r])
     done = compiled(tape.slice())
     assert names(done)[0] == "compiled.add_fused_rms_norm_mul"
     # x and y in; h, the statistics and z out
@@ -92,16 +92,16 @@ def test_a_norm_and_what_stands_before_and_after_it_are_one_kernel():
 def test_nothing_that_needs_the_maximum_of_all_is_in_the_kernel_that_looks_for_it():
     """As float8 does it: the largest value, a scale from it, and a cast with the scale."""
     tape = Tape()
-    x, one = tape.new(X), meta(dtype="float32")
+    x, scalar = tape.new(X), meta(dtype="float32")
     tape.call = 1
-    a = tape.one("aten.abs.default", [x])
-    m = tape.one("aten.max.default", [a], meta())
-    f = tape.one("aten._to_copy.default", [m], one)
-    s = tape.one("aten.reciprocal.default", [f])
-    y = tape.one("aten.mul.Tensor", [x, s])
-    z = tape.one("aten._to_copy.default", [y], meta(4096, 4096, dtype="float8_e4m3fn"))
+    a = tape.single("aten.abs.default", [x])
+    m = tape.single("aten.max.default", [a], meta())
+    f = tape.single("aten._to_copy.default", [m], scalar)
+    s = tape.single("aten.reciprocal.default", [f])
+    y = tape.single("aten.mul.Tensor", [x, s])
+    z = tape.single("aten._to_copy.default", [y], meta(4096, 4096, dtype="float8_e4m3fn"))
     tape.call = 0
-    tape.one("aten._scaled_mm.default", [z, z, s, s], X)
+    tape.single("aten._scaled_mm.default", [z, z, s, s], X)
     done = compiled(tape.slice())
     assert names(done)[:-1] == ["compiled.abs_max", "compiled.to_copy_reciprocal", "compiled.mul_to_copy"]
     first, second, third = operators_of(done)[:3]
@@ -115,14 +115,14 @@ def test_what_is_done_twice_is_done_once():
     x, w = tape.new(X), tape.new(X)
     tape.call = 1
     casts = [
-        tape.one("aten._to_copy.default", [x], meta(4096, 4096, dtype="float8_e4m3fn")) for _ in range(2)
+        tape.single("aten._to_copy.default", [x], meta(4096, 4096, dtype="float8_e4m3fn")) for _ in range(2)
     ]
     for cast in casts:
-        tape.one("aten._scaled_mm.default", [cast, w], X)
-    drawn = [tape.one("aten.rand_like.default", [w]) for _ in range(2)]
-    y = tape.one("aten.mul.Tensor", drawn)
+        tape.single("aten._scaled_mm.default", [cast, w], X)
+    drawn = [tape.single("aten.rand_like.default", [w]) for _ in range(2)]
+    y = tape.single("aten.mul.Tensor", drawn)
     tape.call = 0
-    tape.one("aten.mm.default", [y, y])
+    tape.single("aten.mm.default", [y, y])
     done = compiled(tape.slice())
     assert names(done).count("compiled.to_copy") == 1
     assert names(done).count("aten._scaled_mm.default") == 2
@@ -135,15 +135,15 @@ def test_the_second_of_two_equal_results_may_be_changed_in_place_outside():
     tape = Tape()
     x = tape.new(X)
     tape.call = 1
-    first, second = (tape.one("aten.neg.default", [x]) for _ in range(2))
+    first, second = (tape.single("aten.neg.default", [x]) for _ in range(2))
     tape.call = 0
     tape.operators.append(Operator("aten.add_.Tensor", (X, 1), (X,)))
     tape.flow += [0, 1, 1, second, 0, second, 0]
     tape.event(EventKind.OP, len(tape.operators) - 1, len(tape.flow) - 6)
     tape.call, tape.phase = 1, Phase.BACKWARD
-    y = tape.one("aten.mul.Tensor", [first, second])
+    y = tape.single("aten.mul.Tensor", [first, second])
     tape.call = 0
-    tape.one("aten.mm.default", [y, y])
+    tape.single("aten.mm.default", [y, y])
     done = compiled(tape.slice())
     assert names(done) == ["compiled.neg", "aten.add_.Tensor", "compiled.mul", "aten.mm.default"]
     assert peak(done) <= peak(tape.slice())
@@ -160,9 +160,9 @@ def test_what_is_copied_into_fresh_memory_is_made_there():
     )
     tape.flow += [1, 2, 1, fresh, 0, x, 0, fresh, 0]
     tape.event(EventKind.OP, 0, 1)
-    y = tape.one("aten.mul.Tensor", [fresh, fresh])
+    y = tape.single("aten.mul.Tensor", [fresh, fresh])
     tape.call = 0
-    tape.one("aten.mm.default", [y, y])
+    tape.single("aten.mm.default", [y, y])
     done = compiled(tape.slice())
     assert names(done)[0] == "compiled.copy_mul"
     assert fresh not in done.events["ref"][done.events["kind"] == EventKind.ALLOC]
@@ -172,9 +172,9 @@ def test_complex_numbers_are_left_to_aten():
     tape = Tape()
     x = tape.new(meta(64, 64, dtype="complex64"))
     tape.call = 1
-    y = tape.one("aten.mul.Tensor", [x, x])
+    y = tape.single("aten.mul.Tensor", [x, x])
     tape.call = 0
-    tape.one("aten.neg.default", [y])
+    tape.single("aten.neg.default", [y])
     assert names(compiled(tape.slice())) == ["aten.mul.Tensor", "aten.neg.default"]
 
 
@@ -184,31 +184,31 @@ def block(checkpointed):
     tape = Tape()
     x, w, dy = (tape.new(X) for _ in range(3))
     tape.call = 7
-    p = tape.one("aten.mm.default", [x, w])
-    s = tape.one("aten.silu.default", [p])
-    y = tape.one("aten.mul.Tensor", [s, x])
+    p = tape.single("aten.mm.default", [x, w])
+    s = tape.single("aten.silu.default", [p])
+    y = tape.single("aten.mul.Tensor", [s, x])
     if checkpointed:
         tape.free(s)
     tape.call = 0
-    tape.one("aten.neg.default", [y])
+    tape.single("aten.neg.default", [y])
     tape.call = 7
     if checkpointed:
         tape.phase = Phase.RECOMPUTE
-        s = tape.one("aten.silu.default", [p])
-        tape.free(tape.one("aten.mul.Tensor", [s, x]))  # nobody reads it
+        s = tape.single("aten.silu.default", [p])
+        tape.free(tape.single("aten.mul.Tensor", [s, x]))  # nobody reads it
     tape.phase = Phase.BACKWARD
-    ds = tape.one("aten.mul.Tensor", [dy, x])
-    dx = tape.one("aten.mul.Tensor", [dy, s])
-    dp = tape.one("aten.silu_backward.default", [ds, p])
+    ds = tape.single("aten.mul.Tensor", [dy, x])
+    dx = tape.single("aten.mul.Tensor", [dy, s])
+    dp = tape.single("aten.silu_backward.default", [ds, p])
     tape.free(ds, s)
-    dw = tape.one("aten.mm.default", [x, dp])
-    dq = tape.one("aten.mm.default", [dp, w])
+    dw = tape.single("aten.mm.default", [x, dp])
+    dq = tape.single("aten.mm.default", [dp, w])
     tape.free(dp, p)
-    e = tape.one("aten.add.Tensor", [dx, dq])
+    e = tape.single("aten.add.Tensor", [dx, dq])
     tape.free(dx, dq)
     tape.call = 0
-    tape.one("aten.neg.default", [dw])
-    tape.one("aten.neg.default", [e])
+    tape.single("aten.neg.default", [dw])
+    tape.single("aten.neg.default", [e])
     return tape
 
 
@@ -234,16 +234,16 @@ def test_what_is_kept_for_nothing_is_freed_after_the_forward_pass():
     tape = Tape()
     x, w = tape.new(X), tape.new(X)
     tape.call = 3
-    p = tape.one("aten.mm.default", [x, w])
-    y = tape.one("aten.add.Tensor", [p, x])
+    p = tape.single("aten.mm.default", [x, w])
+    y = tape.single("aten.add.Tensor", [p, x])
     tape.call = 0
     other = tape.new(X)
-    dy = tape.one("aten.neg.default", [y])
+    dy = tape.single("aten.neg.default", [y])
     tape.call, tape.phase = 3, Phase.BACKWARD
-    dx = tape.one("aten.mm.default", [dy, w])
+    dx = tape.single("aten.mm.default", [dy, w])
     tape.free(p)
     tape.call = 0
-    tape.one("aten.neg.default", [dx], meta(1))
+    tape.single("aten.neg.default", [dx], meta(1))
     tape.free(other)
     done = compiled(tape.slice())
     place = {(k, r): i for i, (k, _, _, _, r, _) in enumerate(done.events.tolist()) if k in (1, 2)}
@@ -255,12 +255,12 @@ def test_a_collective_is_a_border():
     tape = Tape()
     x = tape.new(X)
     tape.call = 1
-    a = tape.one("aten.neg.default", [x])
+    a = tape.single("aten.neg.default", [x])
     b = tape.gather(a)
-    c = tape.one("aten.exp.default", [x])
-    d = tape.one("aten.mul.Tensor", [b, c])
+    c = tape.single("aten.exp.default", [x])
+    d = tape.single("aten.mul.Tensor", [b, c])
     tape.call = 0
-    tape.one("aten.neg.default", [d])
+    tape.single("aten.neg.default", [d])
     done = compiled(tape.slice())
     assert names(done) == ["compiled.neg", "compiled.exp_mul", "aten.neg.default"]
     kinds = done.events["kind"].tolist()
@@ -276,7 +276,7 @@ def tapes(draw):
     tape = Tape()
     rows, width = meta(64, 128), meta(64, 1, dtype="float32")
     held = [tape.new(rows), tape.new(rows)]
-    made = []
+    blocks = []
     for number in range(draw(st.integers(1, 3))):
         for phase in (Phase.FORWARD, Phase.BACKWARD):
             tape.call, tape.phase = number + 1, phase
@@ -284,25 +284,25 @@ def tapes(draw):
                 reads = [draw(st.sampled_from(held)) for _ in range(2)]
                 kind = draw(st.sampled_from(["point", "product", "norm", "most", "gather", "copy_"]))
                 if kind == "point":
-                    held.append(tape.one(draw(st.sampled_from(POINTWISE)), reads))
+                    held.append(tape.single(draw(st.sampled_from(POINTWISE)), reads))
                 elif kind == "product":
-                    held.append(tape.one("aten.mm.default", reads, rows))
+                    held.append(tape.single("aten.mm.default", reads, rows))
                 elif kind == "norm":
                     held.append(tape.op("aten._fused_rms_norm.default", reads[:1], [rows, width])[0])
                 elif kind == "most":
-                    most = tape.one("aten.amax.default", reads[:1], meta(1, 1))
-                    held.append(tape.one("aten.mul.Tensor", [reads[1], most]))
+                    most = tape.single("aten.amax.default", reads[:1], meta(1, 1))
+                    held.append(tape.single("aten.mul.Tensor", [reads[1], most]))
                 elif kind == "gather":
                     held.append(tape.gather(reads[0]))
                 else:
                     fresh = tape.new(rows)
                     tape.op("aten.neg.default", [reads[0]], [rows])
                     held.append(fresh)
-                made.append(held[-1])
+                blocks.append(held[-1])
             tape.call = 0
-            tape.one("aten.neg.default", [draw(st.sampled_from(held))])
+            tape.single("aten.neg.default", [draw(st.sampled_from(held))])
     tape.phase = Phase.OTHER
-    tape.one("aten.neg.default", [held[-1]])
+    tape.single("aten.neg.default", [held[-1]])
     for block_ in draw(st.permutations(held)):
         tape.free(block_)
     return tape
@@ -377,15 +377,15 @@ def test_kernels_can_run_one_after_another(regions):
     ran: set[int] = {-1}
     for kernel in sorted(done, key=lambda kernel: kernel.key):
         nodes = [regions.nodes[number] for number in kernel.nodes]
-        made = {regions.values[read.value].maker for node in nodes for read in node.reads}
-        assert made <= ran | set(kernel.nodes), "a kernel reads what is not there yet"
+        makers = {regions.values[read.value].maker for node in nodes for read in node.reads}
+        assert makers <= ran | set(kernel.nodes), "a kernel reads what is not there yet"
         ran.update(kernel.nodes)
         assert len(nodes) == 1 or all(node.loops is not None for node in nodes)
         assert len({int(regions.segment[node.event]) for node in nodes}) == 1
         staged = {
             number for number in kernel.nodes if regions.nodes[number].loops == KernelLoops("staged", 4096)
         }
-        assert len(nodes) == 1 or not made & staged
+        assert len(nodes) == 1 or not makers & staged
 
 
 def test_reductions_share_a_kernel_where_they_have_the_same_rows():
@@ -455,7 +455,7 @@ def test_the_example_is_faster_and_smaller_compiled(monkeypatch, tmp_path):
         for more in ((), ("--compile",))
     )
     assert done.summary.iteration_time_s < eager.summary.iteration_time_s
-    peaks = [one.summary.ranks[0].peak_allocated_bytes for one in (done, eager)]
+    peaks = [run.summary.ranks[0].peak_allocated_bytes for run in (done, eager)]
     assert peaks[0] < peaks[1]
     assert done.summary.model_flops_per_iteration == eager.summary.model_flops_per_iteration
     assert any(op.kind == "compiled" for op in done.summary.operators)

@@ -102,9 +102,9 @@ def test_gloo_is_measured_between_real_processes():
 
 def test_each_operator_of_a_gpu_has_cold_arguments_of_its_own(monkeypatch):
     """Four tensors are taken in turn, however much the operators before it had."""
-    one = TensorMeta((), "float32")
+    scalar = TensorMeta((), "float32")
     ops = [
-        Operator("aten.sum.default", (TensorMeta((64, size), "float32", (size, 1)),), (one,))
+        Operator("aten.sum.default", (TensorMeta((64, size), "float32", (size, 1)),), (scalar,))
         for size in range(60, 64)
     ]
     monkeypatch.setattr(measure, "MAX_STOCK_BYTES", 5 * 64 * 64 * 4)

@@ -154,8 +154,8 @@ def test_every_product_that_reaches_the_device_is_one():
 def test_causal_work_is_the_cells_that_are_seen(rows, columns):
     q, k = t(1, 2, rows, 16), t(1, 2, columns, 16)
     op = Operator("aten._scaled_dot_product_flash_attention.default", (q, k, k, 0.0, True, False, None), (q,))
-    seen = sum(column <= row for row in range(rows) for column in range(columns))
-    assert executed_flops(op) == pytest.approx(counted_flops(op) * seen / (rows * columns))
+    cells = sum(column <= row for row in range(rows) for column in range(columns))
+    assert executed_flops(op) == pytest.approx(counted_flops(op) * cells / (rows * columns))
 
 
 @pytest.mark.parametrize(

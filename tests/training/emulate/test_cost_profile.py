@@ -137,9 +137,9 @@ def test_profiles_are_found_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("WINDTUNNEL_HOME", str(tmp_path))
     assert find_profile("nothing-like-it") is None
     save_profile(DeviceProfile("b200", [(mm(8, 8, 8), 1.0)]), tmp_path / "profiles" / "b200.json")
-    found = find_profile("b200")
-    assert found is not None
-    assert found.exact(mm(8, 8, 8)) == 1.0
+    profile = find_profile("b200")
+    assert profile is not None
+    assert profile.exact(mm(8, 8, 8)) == 1.0
 
 
 HEAD = '{"version": 1, "device": "x", "provenance": {}, "host_overhead": {}, "collectives": [], '

@@ -72,28 +72,28 @@ def test_a_job_that_gets_slower_fails(command, tmp_path: Path) -> None:
     assert Store.open().list() == []
     first = command("--json")
     assert (first.status, json.loads(first.out)["verdict"]) == (0, None)
-    one = json.loads(first.out)
+    baseline = json.loads(first.out)
     alike = command("--json", "--fail-on", "slower:10%")
     assert alike.status == 0
     assert json.loads(alike.out)["verdict"]["baseline"] == {
-        "name": one["run_id"],
-        "iteration_time_s": one["iteration_time_s"],
+        "name": baseline["run_id"],
+        "iteration_time_s": baseline["iteration_time_s"],
     }
     # A job under other conditions has no baseline of itself, and one that is named serves.
     slow = ("--slow", "rank=0:100", "--fail-on", "slower:10%", "--fail-on", "oom")
     assert command(*slow).status == 2
-    slower = command(*slow, "--baseline", one["run_id"])
+    slower = command(*slow, "--baseline", baseline["run_id"])
     assert slower.status == 3
     said = slower.err.splitlines()[-1]
     assert said.startswith("windtunnel: --fail-on slower:10%,oom: an iteration takes")
-    assert f"of {one['run_id']}, where 10.0 % is allowed" in said
+    assert f"of {baseline['run_id']}, where 10.0 % is allowed" in said
     # What failed is no baseline for the next one, and what ran under a protection is none for one without.
     assert command(*slow).status == 2
     assert command("--confidential", "h100-cc").status == 0
     other = command("--json", "--fail-on", "slower:10%")
     assert json.loads(other.out)["verdict"]["baseline"]["name"] == json.loads(alike.out)["run_id"]
     faster = tmp_path / "before.json"
-    faster.write_text(json.dumps(one | {"iteration_time_s": one["iteration_time_s"] / 1.2}))
+    faster.write_text(json.dumps(baseline | {"iteration_time_s": baseline["iteration_time_s"] / 1.2}))
     ended = command("--fail-on", "slower:10%", "--baseline", str(faster))
     assert ended.status == 3 and "20.0 % longer than the" in ended.err and str(faster) in ended.err
     assert command("--fail-on", "slower:25%", "--baseline", str(faster)).status == 0

@@ -44,7 +44,7 @@ def test_a_function_is_emulated_as_a_script_is(done: Run) -> None:
     assert summary.iteration_time_s > 0
     assert summary.peak_reserved_bytes >= 256 * 256 * 4
     assert summary.fits
-    assert [one.kind for one in summary.collectives] == ["all_reduce"]
+    assert [collective.kind for collective in summary.collectives] == ["all_reduce"]
     assert summary.ranks[0].members == (0, 1, 2, 3)
 
 
@@ -120,11 +120,14 @@ def test_the_log_alone_is_enough_to_decide_anew(done: Run) -> None:
     events = decisions(done.directory / NAME)
     assert [event["policy"] for event in events] == ["auto"] * len(events)
     assert {event["capability"] for event in events} == {"training.emulate"}
-    seen = [from_plain(Observation, event["observation"]) for event in events]
-    made = [from_plain(Decision, event["decision"]) for event in events]
-    assert [decide(one) for one in seen] == made
-    assert [list(one.captured) for one in seen] == [[], [0], [0, 3, 2]]
-    assert made[:2] == [dataclasses.replace(made[0], ranks=(0,)), dataclasses.replace(made[1], ranks=(3, 2))]  # type: ignore[call-arg]
-    assert isinstance(made[-1], CheckedCells)
-    assert seen[0].seconds_each is None
-    assert (seen[1].seconds_each or 0) > 0
+    observations = [from_plain(Observation, event["observation"]) for event in events]
+    recorded = [from_plain(Decision, event["decision"]) for event in events]
+    assert [decide(observation) for observation in observations] == recorded
+    assert [list(observation.captured) for observation in observations] == [[], [0], [0, 3, 2]]
+    assert recorded[:2] == [
+        dataclasses.replace(recorded[0], ranks=(0,)),  # type: ignore[call-arg]
+        dataclasses.replace(recorded[1], ranks=(3, 2)),  # type: ignore[call-arg]
+    ]
+    assert isinstance(recorded[-1], CheckedCells)
+    assert observations[0].seconds_each is None
+    assert (observations[1].seconds_each or 0) > 0

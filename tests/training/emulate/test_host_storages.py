@@ -16,12 +16,12 @@ class Ledger:
 
     def __init__(self) -> None:
         self.alive: dict[int, int] = {}
-        self.made = 0
+        self.count = 0
 
     def alloc(self, size: int) -> int:
-        self.made += 1
-        self.alive[self.made] = size
-        return self.made
+        self.count += 1
+        self.alive[self.count] = size
+        return self.count
 
     def free(self, number: int) -> None:
         del self.alive[number]
@@ -43,7 +43,7 @@ def test_a_storage_resized_in_place_is_freed_and_made_anew(ledger: Ledger) -> No
     assert not ledger.alive
     tensor.untyped_storage().resize_(512)
     assert list(ledger.alive.values()) == [512]
-    assert ledger.made == 2
+    assert ledger.count == 2
     del tensor
     assert not ledger.alive
 
@@ -51,7 +51,7 @@ def test_a_storage_resized_in_place_is_freed_and_made_anew(ledger: Ledger) -> No
 def test_meta_tensors_hold_nothing(ledger: Ledger) -> None:
     kept = torch.empty(1 << 20, device="meta") + 1
     assert kept.shape == (1 << 20,)
-    assert ledger.made == 0
+    assert ledger.count == 0
 
 
 @settings(max_examples=20, deadline=None)
@@ -60,9 +60,9 @@ def test_any_program_against_a_list_of_what_is_held(program: list[tuple[str, int
     book = Ledger()
     held: list[tuple[torch.Tensor, int]] = []  # tensor, which storage it is of
     with StorageMode(Storages(book.alloc, book.free)):
-        for made, (what, number) in enumerate(program):
+        for storage, (what, number) in enumerate(program):
             if what == "make":
-                held.append((torch.zeros(number, dtype=torch.int16), made))
+                held.append((torch.zeros(number, dtype=torch.int16), storage))
             elif what == "view" and held:
                 base, name = held[number % len(held)]
                 held.append((base[: base.numel() // 2 + 1], name))

@@ -100,9 +100,9 @@ def facts(ddp: EmulationResult, tmp_path_factory: pytest.TempPathFactory) -> Hyb
 
 
 def digest(text: str) -> str:
-    found = re.search(r"digest (\w+)", text)
-    assert found, text
-    return found[1]
+    match = re.search(r"digest (\w+)", text)
+    assert match, text
+    return match[1]
 
 
 def test_every_step_is_told_and_the_replay_is_in_those_after_the_third(facts: HybridFacts) -> None:
@@ -159,9 +159,9 @@ for step in range(6):
 def test_a_stage_of_a_pipeline_meets_a_virtual_one(tmp_path: Path) -> None:
     (tmp_path / "pipeline.py").write_text(PIPELINE)
     result = simulate(Script(tmp_path / "pipeline.py"), load_cluster("cpu:2x1"), Options(live="1"))
-    (one,) = run_live(result, [1], tmp_path / "live").ranks
-    assert [step.calls for step in one.steps] == [2] * 6
-    assert all(step.waited_s > 0 for step in one.steps if step.hybrid)
+    (rank,) = run_live(result, [1], tmp_path / "live").ranks
+    assert [step.calls for step in rank.steps] == [2] * 6
+    assert all(step.waited_s > 0 for step in rank.steps if step.hybrid)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 x = torch.arange(8.0) + 1
 def say(name, *tensors):
-    print(name, *[value for one in tensors for value in one.tolist()], flush=True)
+    print(name, *[value for tensor in tensors for value in tensor.tolist()], flush=True)
 for name in ("SUM", "MAX", "PRODUCT"):
     y = x.clone(); dist.all_reduce(y, getattr(dist.ReduceOp, name)); say(name, y[:2])
 outs = [torch.empty(1) for _ in range(size)]; dist.all_gather(outs, x[:1]); say("all_gather", *outs)
@@ -230,7 +230,7 @@ def test_virtual_ranks_hold_data_by_the_rule(tmp_path: Path, rule: str, wanted: 
     )
     facts = run_live(result, [1], tmp_path / "live")
     lines = Path(facts.ranks[0].log).read_text().splitlines()
-    assert [line for line in lines if line.split()[0] in {one.split()[0] for one in wanted}] == wanted
+    assert [line for line in lines if line.split()[0] in {line.split()[0] for line in wanted}] == wanted
 
 
 COALESCED = """

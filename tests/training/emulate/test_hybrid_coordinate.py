@@ -43,7 +43,7 @@ def world(live: tuple[int, ...]) -> Any:
 
 def coordinator(live: tuple[int, ...] = (0,), period: int = 1, **options: Any) -> Coordinator:
     graph = {rank: Expected([SUM], ["all_reduce at job.py:9"], [COPIES - 1], COMPUTE) for rank in live}
-    virtual = Virtual(world(live), {rank: one.joins for rank, one in graph.items()})
+    virtual = Virtual(world(live), {rank: expected.joins for rank, expected in graph.items()})
     given = {"factors": dict.fromkeys(live, 1.0), "first": 1, "blocking": False} | options
     return Coordinator(virtual, graph, period=period, **given)
 
@@ -105,15 +105,15 @@ def test_the_pace_of_virtual_ranks_is_that_of_live_ones() -> None:
 
 def test_between_calls_virtual_ranks_of_the_same_class_take_what_the_live_one_takes_there() -> None:
     to = coordinator()
-    one = to.ranks[0]
-    one.expected = Expected([SUM], ["all_reduce"], [COPIES - 1], 2.0, [0.5])
+    live_rank = to.ranks[0]
+    live_rank.expected = Expected([SUM], ["all_reduce"], [COPIES - 1], 2.0, [0.5])
     to.places = {COPIES - 1: (0, 0)}
     rank = Rank(to)
     for _ in range(ALONE):
         rank.reduce(1.0)
         rank.own += 0.5  # after the call
         rank.end_step()
-    assert one.units == [pytest.approx([1.0, 1.5])]
+    assert live_rank.units == [pytest.approx([1.0, 1.5])]
     assert to._between(COPIES - 1, COPIES - 1, 1) == pytest.approx(1.5 / 2.0)
     assert to._between(-1, COPIES - 1, 0) == to.pace == pytest.approx(0.75)
 

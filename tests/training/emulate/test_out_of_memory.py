@@ -27,8 +27,8 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def slices() -> Iterator[dict[str, Slice]]:
-    with session("needy.py", cluster="h100-sxm:1x8") as one:
-        yield dict(zip(NAMES, one.capture(range(len(NAMES))), strict=True))
+    with session("needy.py", cluster="h100-sxm:1x8") as capture_session:
+        yield dict(zip(NAMES, capture_session.capture(range(len(NAMES))), strict=True))
 
 
 def refused(slice_: Slice) -> OutOfMemory:
@@ -47,7 +47,10 @@ def test_what_it_is_for_is_named(slices: dict[str, Slice], name: str) -> None:
 
 def test_what_is_held_is_that_without_the_refused_block(slices: dict[str, Slice]) -> None:
     oom = refused(slices["optimizer"])
-    assert [(one.scope, one.bytes) for one in oom.held[:2]] == [("parameters", 30 * GIB), ("0", 30 * GIB)]
+    assert [(block.scope, block.bytes) for block in oom.held[:2]] == [
+        ("parameters", 30 * GIB),
+        ("0", 30 * GIB),
+    ]
     assert oom.by_category[Category.PARAMETER] == oom.by_category[Category.GRADIENT] == 30 * GIB
     assert oom.by_category[Category.OPTIMIZER] < GIB
     assert sum(oom.by_category.values()) == oom.allocated_bytes

@@ -44,22 +44,24 @@ def runs(
         t.step()
 
     capture = capture_of(script, mesh_groups({"dp": size}))
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     checked: list[int] = []
 
     def choose(observation: Observation) -> Decision:
-        told = {rank: rank for rank in observation.captured}
-        seen.append(replace(observation, conditions=conditions, sources=(RankSource("train.py:1", told),)))
-        return decide(seen[-1])
+        values = {rank: rank for rank in observation.captured}
+        observations.append(
+            replace(observation, conditions=conditions, sources=(RankSource("train.py:1", values),))
+        )
+        return decide(observations[-1])
 
     def check(ranks: list[int]) -> list[Slice]:
         checked.extend(ranks)
-        return [one.outline() for one in capture(ranks)]
+        return [slice_.outline() for slice_ in capture(ranks)]
 
     classes = slice_world(
         lambda ranks: capture(ranks)[::order], size, ranks, choose=choose, check=check
     )  # fmt: skip
-    return classes, seen, checked
+    return classes, observations, checked
 
 
 def hangs(classes: Classes) -> bool:
@@ -90,11 +92,11 @@ def test_what_running_all_ranks_finds_is_found(calls: list[tuple[int, ...]]) -> 
 @given(st.integers(2, 200), st.data())
 def test_every_rank_is_captured_checked_or_assumed(size: int, data: st.DataObject) -> None:
     odd = data.draw(st.sets(st.integers(0, size - 1), max_size=3))
-    classes, seen, checked = runs([(8, 4) if rank in odd else (4, 8) for rank in range(size)])
+    classes, observations, checked = runs([(8, 4) if rank in odd else (4, 8) for rank in range(size)])
     assert sorted((*classes.captured, *classes.checked, *classes.unseen)) == list(range(size))
     assert len(checked) == len(set(checked)) <= max(CHECK_LIMIT, len(classes.captured) // 2)
     assert set(classes.captured) | set(checked) >= odd or len(checked) >= CHECK_LIMIT
-    for observation in seen:
+    for observation in observations:
         assert from_plain(Observation, to_plain(observation)) == observation
         assert decide(observation) == decide(from_plain(Observation, to_plain(observation)))
 
@@ -122,9 +124,9 @@ def test_one_rank_of_a_case_finds_them_all(text: str, odd: set[int]) -> None:
 
 
 def test_nothing_is_checked_where_no_condition_is() -> None:
-    classes, seen, checked = runs([(4, 8)] * 160, ())
+    classes, observations, checked = runs([(4, 8)] * 160, ())
     assert checked == [] and len(classes.unseen) == 157
-    assert not any(isinstance(decide(one), Check) for one in seen)
+    assert not any(isinstance(decide(observation), Check) for observation in observations)
 
 
 def test_a_place_on_the_host_is_told_from_the_rank() -> None:
@@ -135,5 +137,5 @@ def test_a_place_on_the_host_is_told_from_the_rank() -> None:
         conditions=(Condition("train.py:2", "v0 == 3", (0,)),), sources=(source,),
     )  # fmt: skip
     assert decide(observation) == Check((3,), "one of each case that the conditions on the rank make")
-    found = decide(replace(observation, checked={3: 0}))
-    assert found == CheckedCells(((0,),), {})
+    decision = decide(replace(observation, checked={3: 0}))
+    assert decision == CheckedCells(((0,),), {})

@@ -60,8 +60,8 @@ def read(program: str, folder: Path) -> list[tuple[str, bool]]:
         for node in ast.walk(ast.parse(program))
         if isinstance(node, ast.Call | ast.Subscript) and ast.unparse(node) in ASKS
     ]
-    found, _ = conditions({place: {0: [0], 3: [3]} for place in places}, [str(file)], 16, 8)
-    return [(condition.text, condition.involved) for condition in found]
+    rank_conditions, _ = conditions({place: {0: [0], 3: [3]} for place in places}, [str(file)], 16, 8)
+    return [(condition.text, condition.involved) for condition in rank_conditions]
 
 
 @pytest.mark.parametrize("program", KNOWN)
@@ -71,8 +71,8 @@ def test_what_answers_and_constants_decide_is_written_out(program: str, tmp_path
 
 @pytest.mark.parametrize("program", INVOLVED)
 def test_where_more_enters_the_rank_is_involved(program: str, tmp_path: Path) -> None:
-    found = read(program, tmp_path)
-    assert found and all("v0" in text and involved for text, involved in found)
+    texts = read(program, tmp_path)
+    assert texts and all("v0" in text and involved for text, involved in texts)
 
 
 def test_a_variable_of_the_environment_says_nothing_of_the_others(tmp_path: Path) -> None:
@@ -84,9 +84,13 @@ def test_a_rank_in_several_meshes_is_one_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("sick = all([mesh.get_local_rank() in (1, 2)])\nif sick: pass")
     place = Place(str(file), 1, 1, 12, 33)
-    found, sources = conditions({place: {0: [0, 0], 3: [0, 3]}}, [str(file)], 16, 8)
+    rank_conditions, sources = conditions({place: {0: [0, 0], 3: [0, 3]}}, [str(file)], 16, 8)
     assert [source.values for source in sources] == [{0: 0, 3: 0}, {0: 0, 3: 3}]
-    tests = [(one.text, one.sources) for one in found if one.text.startswith("bool(all")]
+    tests = [
+        (condition.text, condition.sources)
+        for condition in rank_conditions
+        if condition.text.startswith("bool(all")
+    ]
     assert tests == [("bool(all([v0 in (1, 2)]))", (0,)), ("bool(all([v0 in (1, 2)]))", (1,))]
 
 

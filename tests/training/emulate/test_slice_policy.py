@@ -207,8 +207,8 @@ def test_segments_of_a_line(lengths: list[int], data: st.DataObject) -> None:
     line = [run for run, length in enumerate(lengths) for _ in range(length)]
     known: set[int] = set()
     while True:
-        seen = dict.fromkeys(known)
-        starts, wanted = segments(lambda i, seen=seen: line[i] if i in seen else None, len(line))  # type: ignore[misc]
+        contents = dict.fromkeys(known)
+        starts, wanted = segments(lambda i, contents=contents: line[i] if i in contents else None, len(line))  # type: ignore[misc]
         if not wanted:
             break
         assert not known & set(wanted)

@@ -94,12 +94,12 @@ def test_only_what_is_not_done_is_done_again(folder: Path, monkeypatch: pytest.M
 
 def test_the_front_has_only_points_that_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Emulator(monkeypatch, {1})
-    found = result(run_sweep(load_sweep(spec(folder, "price_per_device_hour: 2\n")))[1])
+    swept = result(run_sweep(load_sweep(spec(folder, "price_per_device_hour: 2\n")))[1])
     # 7 is the fastest, and does not fit
-    assert [row["point"] for row in found.rows if row["pareto"]] == [5, 6]
-    assert found.cost(found.rows[6]) == pytest.approx(2 * 8 * 0.25 / 3600 / 4000 * 1e6)
-    assert found.plain()["objectives"][0] == "seconds for a million tokens"
-    assert found.time(found.rows[6]) == pytest.approx(0.25 / 4000 * 1e6)
+    assert [row["point"] for row in swept.rows if row["pareto"]] == [5, 6]
+    assert swept.cost(swept.rows[6]) == pytest.approx(2 * 8 * 0.25 / 3600 / 4000 * 1e6)
+    assert swept.plain()["objectives"][0] == "seconds for a million tokens"
+    assert swept.time(swept.rows[6]) == pytest.approx(0.25 / 4000 * 1e6)
 
 
 def test_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

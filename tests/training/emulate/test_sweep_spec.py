@@ -48,11 +48,11 @@ def test_points_are_the_combinations_that_hold(tmp_path: Path) -> None:
         for flag in (True, False)
         if tp * pp <= hosts * 4 / 2 and not (flag and tp == 1)
     ]
-    found = [
+    points = [
         (p.cluster.world_size, p.chosen["--pp"], p.chosen["--tp"], p.chosen["--compile"])
         for p in sweep.points
     ]
-    assert found == expected
+    assert points == expected
     assert sweep.left_out == 24 - len(expected)
     assert [point.index for point in sweep.points] == list(range(len(expected)))
     first = sweep.points[0]
@@ -71,9 +71,9 @@ def test_points_that_the_script_cannot_tell_apart_share_a_capture(tmp_path: Path
         "price_per_device_hour: 2\n",
     )
     sweep = load_sweep(path)
-    found = [sorted(point.cluster.name for point in group) for group in groups(sweep.points)]
+    clusters = [sorted(point.cluster.name for point in group) for group in groups(sweep.points)]
     shared = ["h100-sxm:2x4,nic=ib-100", "h100-sxm:2x4,nic=ib-400", "h100-sxm:2x4,price=3"]
-    assert sorted(found) == sorted([shared, ["h100-sxm:1x8"], ["h200:2x4"]] * 2)
+    assert sorted(clusters) == sorted([shared, ["h100-sxm:1x8"], ["h200:2x4"]] * 2)
     prices = {point.cluster.name: point.cluster.price_per_device_hour for point in sweep.points}
     assert prices["h100-sxm:1x8"] == 2
     assert prices["h100-sxm:2x4,price=3"] == 3
@@ -195,9 +195,9 @@ def test_what_cannot_be_said_is_an_error(text: str) -> None:
     )
 )
 def test_pareto_front_is_that_of_brute_force(table: np.ndarray) -> None:
-    def beats(one: np.ndarray, other: np.ndarray) -> bool:
-        return all(a <= b for a, b in zip(one, other, strict=True)) and any(
-            a < b for a, b in zip(one, other, strict=True)
+    def beats(first: np.ndarray, second: np.ndarray) -> bool:
+        return all(a <= b for a, b in zip(first, second, strict=True)) and any(
+            a < b for a, b in zip(first, second, strict=True)
         )
 
     expected = [not any(beats(other, row) for other in table) for row in table]

@@ -57,9 +57,9 @@ def same_as_reference(script: Script, dims: dict[str, int], host: float = 0.0, k
     timing = replayed(script, dims, host=host, kind=kind)
     slices = capture_of(script, groups)(list(range(size)))
     expected = reference_ends(slices, host, kind == "cpu")
-    found = step_ends(timing.job, timing.result)[timing.job.colour]
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    ends = step_ends(timing.job, timing.result)[timing.job.colour]
+    assert ends.shape == expected.shape
+    np.testing.assert_allclose(ends, expected, rtol=1e-12)
     full = replayed(script, dims, host=host, kind=kind, every_rank=True)
     assert full.simulated == size
     assert full.rank_iteration_s.tolist() == timing.rank_iteration_s.tolist()
@@ -334,7 +334,7 @@ def test_reading_slow() -> None:
         Slow(host=3, factor=1.3), Slow(rank=17, factor=1.5), Slow(link=3, factor=4.0),
         Slow(link=2, factor=2.0),
     ]  # fmt: skip
-    for wrong, told in {
+    for wrong, words in {
         "host=4:2": "names host 4, cluster c has 0 to 3",
         "rank=32:2": "names rank 32, cluster c has 0 to 31",
         "host=1:0": "accepted is a number above 0",
@@ -345,7 +345,7 @@ def test_reading_slow() -> None:
         "rank=host3:2": "is not understood",
         "3:2": "is not understood",
     }.items():
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=words):
             parse_slow(wrong, cluster)
 
 

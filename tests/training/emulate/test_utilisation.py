@@ -68,8 +68,8 @@ def products(precision: str) -> None:
 @pytest.mark.parametrize(("precision", "units"), [("highest", "float32"), ("high", "tf32")])
 def test_products_take_tf32_where_the_script_allows_it(precision: str, units: str) -> None:
     where = load_cluster("h100-sxm:1x1")
-    with Session(Function(products, (precision,)), where) as one:
-        operators = [op for op, _ in one.capture([0])[0].calls() if kind_of(op) == "matmul"]
+    with Session(Function(products, (precision,)), where) as capture_session:
+        operators = [op for op, _ in capture_session.capture([0])[0].calls() if kind_of(op) == "matmul"]
     assert len(operators) >= 2 and {units_of(op) for op in operators} == {units}
     square = TensorMeta((8192, 8192), "float32")
     op = Operator("aten.mm.default", (square, square), (square,), tf32=units == "tf32")
@@ -106,9 +106,9 @@ def test_more_than_the_peak_is_never_printed():
     impossible = work({"bfloat16": 8.82 * part.peak("bfloat16")})
     with pytest.raises(RuntimeError, match=r"a mistake of windtunnel's: .* 882% of peak"):
         utilisation(impossible, 1.0, 1, part)
-    told = utilisation(impossible, 1.0, 1, part, measured=True)
-    assert told.mfu == told.hfu == 1.0
-    assert "at 882% of the peak that h100-sxm is said to have" in told.notes[0].text
+    measured_utilisation = utilisation(impossible, 1.0, 1, part, measured=True)
+    assert measured_utilisation.mfu == measured_utilisation.hfu == 1.0
+    assert "at 882% of the peak that h100-sxm is said to have" in measured_utilisation.notes[0].text
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_more_than_the_peak_is_never_printed():
     [("group", 2), ("mesh", 2), ("lightning", 2), ("data", 4), ("frozen", 4), ("taught", 4), ("several", 4)],
 )
 def test_tokens_are_counted_once_where_ranks_share_them(kind: str, replicas: int) -> None:
-    with session("tokens.py", kind, cluster="h100-sxm:1x4") as one:
-        classes = slice_world(one.capture, 4, [0])
+    with session("tokens.py", kind, cluster="h100-sxm:1x4") as capture_session:
+        classes = slice_world(capture_session.capture, 4, [0])
     assert measure(classes).tokens == replicas * 3 * 10
 
 

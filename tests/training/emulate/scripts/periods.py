@@ -204,9 +204,9 @@ def case_scheduled():
 
 def case_gan():
     first, second = layer(), layer()
-    one, other = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(second.parameters())
+    sgd, adam = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(second.parameters())
     for _ in range(FEW):
-        for model, optimizer in ((first, one), (second, other)):
+        for model, optimizer in ((first, sgd), (second, adam)):
             loss_of(model).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.utils.checkpoint import checkpoint
 
 CASE, MICRO_BATCHES, WIDTH = sys.argv[1], 6, 32
-seen = {"forward": 0, "backward": 0}
+passes = {"forward": 0, "backward": 0}
 
 
 class Doubled(torch.autograd.Function):
@@ -24,8 +24,8 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        seen["backward"] += 1
-        return gradient.sin() if seen["backward"] % MICRO_BATCHES == 3 else gradient
+        passes["backward"] += 1
+        return gradient.sin() if passes["backward"] % MICRO_BATCHES == 3 else gradient
 
 
 class Block(nn.Module):
@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.calls = 0
 
     def forward(self, x):
-        seen["forward"] += 1
+        passes["forward"] += 1
         if CASE == "counts":  # in an attribute, and does more in the fifth
             self.calls += 1
             x = x.sin() if self.calls % MICRO_BATCHES == 5 else x
@@ -56,7 +56,7 @@ class Part(nn.Module):
 
 
 def hook(module, args):
-    if seen["forward"] % MICRO_BATCHES == 3:
+    if passes["forward"] % MICRO_BATCHES == 3:
         return (args[0].sin(),)
 
 

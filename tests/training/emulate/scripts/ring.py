@@ -29,6 +29,6 @@ if __name__ == "__main__":
         shape = (BATCH, HEADS, LENGTH, WIDTH)
         given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
         with context_parallel(mesh, buffers=given, buffer_seq_dims=[2, 2, 2], no_restore_buffers=set(given)):
-            attend(*(one * weight for one in given)).sum().backward()
+            attend(*(tensor * weight for tensor in given)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -59,9 +59,9 @@ def case_objects():
     said = [{"from": RANK}, None, list(range(100_000)) if RANK == LAST else []]
     dist.broadcast_object_list(said, src=LAST)
     assert said == [{"from": LAST}, None, list(range(100_000))]
-    one = [None]
-    dist.scatter_object_list(one, [f"to {r}" for r in range(WORLD)] if RANK == 1 else None, src=1)
-    assert one == [f"to {RANK}"]
+    scattered = [None]
+    dist.scatter_object_list(scattered, [f"to {r}" for r in range(WORLD)] if RANK == 1 else None, src=1)
+    assert scattered == [f"to {RANK}"]
     pair = dist.new_group([0, 3])
     said = [RANK]
     if RANK in (0, 3):
@@ -118,27 +118,27 @@ def case_wrong_arguments():
 
 def case_gathered_of_earlier_ranks():
     # Ranks that run before this one are heard; of the others nothing is known but what this one holds.
-    heard = [RANK if r > RANK else r for r in range(WORLD)]
+    known = [RANK if r > RANK else r for r in range(WORLD)]
     said = [None] * WORLD
     dist.all_gather_object(said, RANK)
-    assert said == heard
+    assert said == known
     for to in (0, LAST):
         said = [None] * WORLD if to == RANK else None
         dist.gather_object((RANK, to), said, dst=to)
-        assert said is None or said == [(r, to) for r in heard]
+        assert said is None or said == [(r, to) for r in known]
     for device in DEVICES:
         mine = torch.tensor([RANK], device=device)
         into = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(WORLD)]
         dist.all_gather(into, mine)
-        assert [one.item() for one in into] == heard
+        assert [received.item() for received in into] == known
         dist.all_gather(into, torch.tensor([RANK + 1], device=device))
-        assert [one.item() for one in into] == [r + 1 for r in heard]
+        assert [received.item() for received in into] == [r + 1 for r in known]
         flat = torch.empty(WORLD, dtype=torch.int64, device=device)
         dist.all_gather_into_tensor(flat, mine)
-        assert flat.tolist() == heard
+        assert flat.tolist() == known
         dist.gather(mine, into if RANK == LAST else None, dst=LAST)
         if RANK == LAST:
-            assert [one.item() for one in into] == heard
+            assert [received.item() for received in into] == known
 
 
 def case_wait_for_each_other():

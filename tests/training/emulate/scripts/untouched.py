@@ -15,8 +15,8 @@ LARGE = (1024, 1536)  # 6 MiB in float32, not a whole number of chunks of 1 MiB 
 
 def held():
     """Bytes of this process that lie in memory."""
-    found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024
+    resident = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(resident[1]) * 1024
 
 
 def case_a_model_that_is_built_and_moved_takes_no_memory():
