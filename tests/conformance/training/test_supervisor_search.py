@@ -64,7 +64,7 @@ class World(RuleBasedStateMachine):
         self.next_pid = 1
         self.changes = 0
         self.ordered = 0
-        self.seen = 0
+        self.restarted_at = 0
         self.epoch = 1
         self.posted: set[tuple[int, str, int]] = set()
         self.parted: list[set[int | None]] = []
@@ -284,7 +284,7 @@ class World(RuleBasedStateMachine):
             self.core.tick(self.now)
             assert lost == sum(e["kind"] == "lost" and e["what"] == "host" for e in self.log)
 
-    @precondition(lambda self: len(self.log) > self.seen + 2)
+    @precondition(lambda self: len(self.log) > self.restarted_at + 2)
     @rule()
     def restart(self) -> None:
         """The supervisor dies; the next one has only the log."""
@@ -294,7 +294,7 @@ class World(RuleBasedStateMachine):
             peer.link = None
         self.changes += 1
         self.core = self.supervise()
-        self.seen = len(self.log)
+        self.restarted_at = len(self.log)
 
     # what must hold
 

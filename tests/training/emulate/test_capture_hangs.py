@@ -16,7 +16,7 @@ from windtunnel.training.emulate.live.progress import LEAST_LOOKS, Watch, counte
 
 
 @pytest.mark.parametrize(
-    ("seconds", "run", "wait", "told"),
+    ("seconds", "run", "wait", "expected"),
     [
         (2.0, 0.0, 0.0, 2.0),  # asleep
         (2.0, 2.0, 0.0, 2.0),  # it computes

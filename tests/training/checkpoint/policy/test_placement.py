@@ -107,7 +107,7 @@ def test_independent_losses_are_little_more_than_enumerated(
 
 
 @pytest.mark.parametrize(
-    ("places", "copies", "kind", "domains", "told"),
+    ("places", "copies", "kind", "domains", "words"),
     [
         (4, 5, "group", (), "copies is 5; with 4 hosts 1 to 4"),
         (4, 0, "ring", (), "copies is 0"),
