@@ -222,6 +222,22 @@ for _ in range(4):
         run(program, tmp_path, [0], "h100-sxm:1x2")
 
 
+def test_ddp_over_gloo_alone_is_captured(tmp_path: Path) -> None:
+    """Its logger asks the network devices of a gloo group, which PyTorch reads without a check."""
+    program = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    (slice_,) = run(program, tmp_path, [0], "h100-sxm:1x2")
+    assert len(slice_.steps) >= 2
+
+
 def test_ranks_are_on_hosts_of_their_own_name(tmp_path: Path) -> None:
     assert say(HOSTS, tmp_path, 3) == ["host1"] * 4 + ["127.0.0.1"] * 2
     assert say(HOSTS, tmp_path, 1, "cpu:2x1")[:4] == ["host1"] * 4

@@ -70,8 +70,8 @@ def backward_of(result: EmulationResult) -> Backward:
     allocations = _allocated(slice_)
     if not allocations:
         raise UserError(
-            f"{result.program.name}: its steady step makes no gradients; a script whose parameters have "
-            "gradients of their own (DDP, no sharding) is accepted"
+            f"{result.program.name}: its steady step makes no gradients on {result.cluster.host.device.name}; "
+            "a script whose parameters have gradients of their own there (DDP, no sharding) is accepted"
         )
     in_backward = np.flatnonzero((phases == Phase.BACKWARD) | (phases == Phase.RECOMPUTE))
     begin, end = float(ends[max(0, in_backward[0] - 1)]), float(ends[in_backward[-1]])

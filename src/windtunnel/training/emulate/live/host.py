@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,20 +29,12 @@ COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 def install(native: Any) -> None:
     """Record this process's CPU operators and storages from now on, with the native library ``native``."""
-    _quiet_ddp()
     recorder = OperatorMode(native)
     native.wt_storage_block = recorder.storages.number
     native.wt_region = recorder.enter_region
     native.wt_collective_block_count = lambda: len(recorder.communicated)
     native.wt_collective_blocks = lambda: recorder.communicated.buffer_info()[0]
     recorder.__enter__()
-
-
-def _quiet_ddp() -> None:
-    """DDP's logger asks a gloo group for its network devices, which a group without peers has not."""
-    module: Any = dist
-    silent = {"set_construction_data_and_log": lambda self, *args, **kwargs: None}
-    module.Logger = type("Logger", (module.Logger,), silent)
 
 
 class Storages:
