@@ -70,7 +70,7 @@ def backward_of(result: EmulationResult) -> Backward:
     allocations = _allocated(slice_)
     if not allocations:
         raise UserError(
-            f"{result.program.name}: its steady step makes no gradients on {result.cluster.host.device.name}; "
+            f"{result.program.name}: its step makes no gradients on {result.cluster.host.device.name}; "
             "a script whose parameters have gradients of their own there (DDP, no sharding) is accepted"
         )
     in_backward = np.flatnonzero((phases == Phase.BACKWARD) | (phases == Phase.RECOMPUTE))
