@@ -82,6 +82,20 @@ def case_files_are_written_and_read():
     assert torch.equal(weight, again)
 
 
+def case_a_worker_of_a_data_loader_looks():
+    weight = torch.randn(LARGE)
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, row):
+            return weight[row] * torch.tril(torch.ones(LARGE))[row]
+
+    (rows,) = torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=1)
+    assert torch.equal(rows, torch.tril(weight)[:2])
+
+
 if __name__ == "__main__":
     torch.ones(1, device="cuda")  # a rank has to do something there
     run(globals(), ["by-rank"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -294,8 +295,16 @@ def install_untouched(native: ctypes.CDLL) -> None:
 
     The native library sees operators and touched memory. Two things are neither: ``trunc_normal_`` is five
     operators that each read what the one before wrote, and the kernel of the operating system, which reads
-    and writes an array of NumPy for whoever gives it to a file, touches nothing."""
+    and writes an array of NumPy for whoever gives it to a file, touches nothing. A worker of a data loader
+    takes touched memory for its end, so there the library's way to handle it is put back."""
     native.wt_untouched()
+    handles = ctypes.create_string_buffer(256)  # more than a struct sigaction
+    native.sigaction(signal.SIGSEGV, None, handles)
+
+    @replaces(torch.utils.data._utils.signal_handling)
+    def _set_worker_signal_handlers(original: Any) -> None:
+        original()
+        native.sigaction(signal.SIGSEGV, handles, None)
 
     @replaces(torch.nn.init)
     def _no_grad_trunc_normal_(
