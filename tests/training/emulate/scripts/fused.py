@@ -103,6 +103,7 @@ def refused():
     import transformer_engine.pytorch as te
     from flash_attn import flash_attn_with_kvcache
     from transformer_engine.common.recipe import DelayedScaling
+    from transformer_engine.pytorch.fp8 import fp8_model_init
 
     q, full = given(8, 2, 4, 64), given(8, 2, 4, 64, dtype=torch.float32)
     attention = te.DotProductAttention(4, 64)
@@ -118,6 +119,7 @@ def refused():
         in_float8,
         lambda: te.Linear(8, 8, delay_wgrad_compute=True),
         lambda: te.TransformerLayer(8, 8, 8),
+        fp8_model_init,
     ):
         try:
             call()

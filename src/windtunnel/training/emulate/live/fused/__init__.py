@@ -52,7 +52,7 @@ _LAYERS = {
     **_of(layers, "Linear LayerNormLinear LayerNorm RMSNorm"),
     **_absent(TE, "GroupedLinear LayerNormMLP TransformerLayer fp8_model_init"),
 }
-_FP8 = _of(kernel, "FP8GlobalStateManager fp8_autocast")
+_FP8 = {"fp8_model_init": _LAYERS["fp8_model_init"], **_of(kernel, "FP8GlobalStateManager fp8_autocast")}
 _ADAM = _of(kernel, "FusedAdam FusedSGD")
 MODULES: dict[str, dict[str, Any]] = {
     "flash_attn": attention.FLASH,
