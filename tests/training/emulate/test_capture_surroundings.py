@@ -57,6 +57,21 @@ def test_a_mesh_without_a_default_group_meets_the_emulated_one(tmp_path: Path) -
     assert {(call.kind, call.backend) for call in first.collectives} >= {("all_reduce", "nccl")}
 
 
+BARRIER = """
+import os
+import torch
+import torch.distributed as dist
+
+os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+dist.init_process_group("nccl")
+dist.all_reduce(torch.ones(4, device="cuda"), group=dist.new_group([0, 3]))
+"""
+
+
+def test_nobody_waits_in_the_store_for_ranks_that_do_not_run(tmp_path: Path) -> None:
+    assert [call.kind for call in run(BARRIER, tmp_path, [3])[0].collectives] == ["all_reduce"]
+
+
 JOIN = """
 import os
 import sys

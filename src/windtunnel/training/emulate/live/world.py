@@ -111,6 +111,9 @@ def _pretend_backends(create: Callable[[int, int], Any], group_type: type) -> No
 
 
 def _start_without_peers(world: WorldView, device_type: str) -> None:
+    module: Any = c10d
+    module._is_barrier_after_init = lambda: 0  # TORCH_DIST_INIT_BARRIER: nobody else comes to this store
+
     @replaces(c10d, everywhere=True)
     def init_process_group(original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> None:
         if backend is None:
