@@ -72,6 +72,33 @@ def test_nobody_waits_in_the_store_for_ranks_that_do_not_run(tmp_path: Path) -> 
     assert [call.kind for call in run(BARRIER, tmp_path, [3])[0].collectives] == ["all_reduce"]
 
 
+THREADS = """
+import threading
+import torch
+import torch.distributed as dist
+
+asked, answered = threading.Event(), threading.Event()
+
+def trace(frame, *_):
+    if frame.f_code.co_filename.endswith("live/observe.py"):
+        asked.set()
+        answered.wait()
+
+dist.init_process_group("nccl")
+threading.settrace(trace)
+other = threading.Thread(target=dist.all_reduce, args=(torch.ones(4, device="cuda"),))
+other.start()
+asked.wait()
+torch.cuda.Event().record()
+answered.set()
+other.join()
+"""
+
+
+def test_a_thread_that_is_asked_for_its_line_keeps_nobody_waiting(tmp_path: Path) -> None:
+    assert [call.kind for call in run(THREADS, tmp_path, [0])[0].collectives] == ["all_reduce"]
+
+
 JOIN = """
 import os
 import sys

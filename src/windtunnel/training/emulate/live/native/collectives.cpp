@@ -254,7 +254,9 @@ struct Collective final : c10::OperatorKernel {
     if (!has_async) async = true;
     if (message) async = true;
 
-    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    // Python is asked (here, and below for what is said) while the lock is free: who holds the interpreter may wait for it.
+    mark_call_site();
+    std::unique_lock<std::recursive_mutex> lock(r.mutex);
     auto work = c10::make_intrusive<AbsentWork>();
     work->host = on_host;
     work->blocking = barrier;
@@ -269,7 +271,6 @@ struct Collective final : c10::OperatorKernel {
     work->joined = work->stream == issuer && !on_host;
 
     if (r.on && !r.paused) {
-      mark_call_site();
       int64_t in_bytes = what == "recv" || barrier ? 0 : bytes(in);
       int64_t out_bytes = what == "send" || barrier ? 0 : bytes(out);
       std::string dtype = in.empty() ? (out.empty() ? "float32" : c10::toString(out[0].scalar_type())) : c10::toString(in[0].scalar_type());
@@ -290,6 +291,7 @@ struct Collective final : c10::OperatorKernel {
           if (block >= 0) r.collective_blocks.push_back(block);
         }
     }
+    lock.unlock();
     if (carry(what, *group, peer, in, out)) {}
     else if (on_host) fill_host(what, in, out, group->getSize(), group->getRank(), sum, splits);
     else if (!barrier) fill_known(what, in, out, group->getSize(), group->getRank(), sum, splits);

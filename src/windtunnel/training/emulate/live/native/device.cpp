@@ -108,6 +108,7 @@ void mark_call_site() {
   auto& r = recorder();
   if (!r.on || r.paused || !r.find_call_site) return;
   int32_t row = r.find_call_site();
+  std::lock_guard<std::recursive_mutex> lock(r.mutex);
   if (row != r.call_site) {
     r.call_site = row;
     r.add(CALL, t_stream, row);
