@@ -323,10 +323,7 @@ class Observer:
 
     def _mark_reduced_gradients(self) -> None:
         """FSDP hands its unsharded gradients to one function, which frees them."""
-        try:
-            from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
-        except ImportError:
-            return
+        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
 
         @replaces(module)
         def foreach_reduce(

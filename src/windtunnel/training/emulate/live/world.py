@@ -210,17 +210,16 @@ def _agree_on_shapes(world: WorldView) -> None:
     Forward shapes come from the previous stage's capture, which runs before, or from this rank's own stages;
     a stage's gradients have the shapes of its own outputs.
     """
-    try:
-        from torch.distributed.pipelining import schedules, stage
-    except ImportError:
-        return
+    from torch.distributed.pipelining import schedules, stage
+
     modes: Any = stage
 
     @replaces(schedules._PipelineSchedule)
     def _warmup_p2p(_: Any, self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
-        for stage in stages:
-            static = stage._stage_meta.inputs is not None and stage._stage_meta.outputs is not None
-            stage._inference_mode = modes.InferenceMode.STATIC if static else modes.InferenceMode.DYNAMIC
+        for own_stage in stages:
+            meta = own_stage._stage_meta
+            static = meta.inputs is not None and meta.outputs is not None
+            own_stage._inference_mode = modes.InferenceMode.STATIC if static else modes.InferenceMode.DYNAMIC
 
     sent: list[tuple[int, Any]] = []  # by this rank's stages, the last one at the end
 
