@@ -14,6 +14,7 @@ from support.waiting import until
 from windtunnel.base.errors import ScriptError, UserError
 from windtunnel.cli.main import main
 from windtunnel.cluster.load import load_cluster
+from windtunnel.training.emulate.live import failure
 from windtunnel.training.emulate.live.failure import is_own
 from windtunnel.training.emulate.live.session import Session
 from windtunnel.training.emulate.program import Script
@@ -65,6 +66,13 @@ def test_a_failure_is_told_in_one_sentence(failing: Session, name: str) -> None:
     assert "\n" not in str(caught.value)
     assert shown in caught.value.details
     assert "windtunnel/training" not in caught.value.details, "frames of ours are no help to the user"
+
+
+def test_an_operator_without_a_kernel_is_named() -> None:
+    error = NotImplementedError("Could not run 'fbgemm::pack' with arguments from the 'CUDA' backend. This")
+    assert (
+        failure.sentence(error) == "fbgemm::pack cannot be emulated because it has no kernel for CUDA tensors"
+    )
 
 
 def test_of_a_rank_that_is_checked_only_what_cannot_be_emulated_is_no_failure(failing: Session) -> None:

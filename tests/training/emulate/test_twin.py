@@ -92,6 +92,21 @@ def test_ddp_exposes_its_last_bucket() -> None:
     assert slow.waits[0].what == "exposed all_reduce over world (8 ranks) in backward"
 
 
+@pytest.mark.parametrize(("size", "remedy"), [(1 << 10, "Call it less often"), (1 << 20, "HSDP")])
+def test_a_small_call_is_no_matter_of_sharding(size: int, remedy: str) -> None:
+    """A norm's statistics, a loss that is told: what is waited for is the latency."""
+
+    def script(t: Tracer) -> None:
+        for _ in range(3):
+            t.phase = Phase.FORWARD
+            t.op(1.0)
+            t.call("all_gather", "world", size, on=0)
+            t.step()
+
+    (wait, *_) = replayed(script, {"dp": 8}).waits
+    assert wait.what == "exposed all_gather over world (8 ranks) in forward" and remedy in wait.remedy
+
+
 def test_collectives_in_place_are_exposed() -> None:
     dims = {"pp": 2, "dp": 2, "tp": 2}
     timing = replayed(pipeline(dims, 4, tensor=1, data=7), dims)

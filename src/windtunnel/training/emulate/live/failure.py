@@ -115,7 +115,7 @@ def sentence(error: BaseException) -> str:
     backend = re.match(r"Could not run '(\S+)' with arguments from the '(\w+)' backend", message)
     if backend is not None:
         operator, kind = backend.groups()
-        return f"{where(error)}{operator} cannot be emulated because {kind} tensors have no shape functions"
+        return f"{where(error)}{operator} cannot be emulated because it has no kernel for {kind} tensors"
     text = f"{where(error)}{type(error).__name__}" + (f": {message}" if message else "")
     if message.startswith(WITHOUT_DRIVER):
         text += "; what asks the CUDA runtime itself, past PyTorch's operators, cannot be emulated"

@@ -7,7 +7,7 @@ table of rules, no advice beyond what the split shows.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ def collective_table(job: WorldJob, result: ReplayResult, split: StepSplit) -> l
     for (kind, row, node), seconds in split.reasons.items():
         if kind.startswith("communication:"):
             exposed[_key(job, row, int(job.programs[row].program.join[node]))] += seconds
-    counts: dict[tuple[object, ...], int] = {}
+    counts: Counter[tuple[object, ...]] = Counter()
     times: dict[tuple[object, ...], list[float]] = defaultdict(list)
     samples: dict[tuple[object, ...], tuple[int, int]] = {}
     for c in range(job.replay.ranks):
@@ -53,14 +53,13 @@ def collective_table(job: WorldJob, result: ReplayResult, split: StepSplit) -> l
         last_step = slice(len(start) - program.nodes, len(start))
         joins = np.flatnonzero(program.is_join[last_step])
         lasting = (stop - start)[last_step][joins].tolist()
-        mine: dict[tuple[object, ...], int] = defaultdict(int)
+        mine: Counter[tuple[object, ...]] = Counter()
         for call, seconds in enumerate(lasting):
             key = _key(job, row, call)
             mine[key] += 1
             times[key].append(seconds)
             samples.setdefault(key, (c, call))
-        for key, count in mine.items():
-            counts[key] = max(counts.get(key, 0), count)
+        counts |= mine  # the most of any
     uses = [
         _use(job, *samples[key], counts[key], float(np.mean(times[key])), exposed.get(key, 0.0))
         for key in samples
@@ -84,6 +83,8 @@ def _use(job: WorldJob, c: int, call: int, count: int, each: float, exposed: flo
 # A wait of less than this share of the iteration is not worth a line.
 SMALLEST_SHARE = 0.002
 MOST_WAITS = 3
+# Bytes of a call that takes no more than its latency: statistics of a norm or a loss, no parameters.
+SMALL_CALL = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,7 @@ def _imbalance(job: WorldJob, cluster: Cluster, split: StepSplit) -> tuple[str, 
     ranks = job.replay
     rank = int(job.leader[late])
     host = cluster.host_of(rank)
-    if (
-        ranks.compute_scale[late] > ranks.compute_scale.min()
-        or ranks.issue_scale[late] > ranks.issue_scale.min()
-    ):
+    if any(scale[late] > scale.min() for scale in (ranks.compute_scale, ranks.issue_scale)):
         return (f"rank {rank} on host {host}, which is slower than the others", f"Replace host {host}.")
     name = job.world.classes.classes[job.class_of(late)].name
     return (
@@ -161,10 +159,11 @@ def _communication(job: WorldJob, cluster: Cluster, row: int, node: int) -> tupl
     crosses = cluster.placement(ranks).hosts > 1
     during = "" if phase == "other" else f" in {phase}"
     what = f"exposed {collective.kind} over {family.name} ({family.size} ranks){during}"
-    return what, _remedy(collective.kind, family.label, phase, crosses)
+    return what, _remedy(collective, family.label, phase, crosses)
 
 
-def _remedy(kind: str, label: str, phase: str, crosses: bool) -> str:
+def _remedy(collective: Collective, label: str, phase: str, crosses: bool) -> str:
+    kind, large = collective.kind, max(collective.in_bytes, collective.out_bytes) > SMALL_CALL
     network = "a faster network between hosts" if crosses else "a faster link inside the host"
     if kind in ("send", "recv"):
         return f"Overlap the messages between stages, make microbatches smaller, or use {network}."
@@ -178,12 +177,12 @@ def _remedy(kind: str, label: str, phase: str, crosses: bool) -> str:
         return f"Keep the expert (or table) group inside a host, overlap it with compute, or use {network}."
     if label == "cp":
         return f"Use a smaller CP, ring attention that overlaps its transfers, or {network}."
-    if kind == "all_gather":
+    if kind == "all_gather" and large:
         return (
             "Prefetch parameters earlier, keep them after forward (reshard_after_forward=False) where memory"
             f" allows, shard within fewer hosts (HSDP), or use {network}."
         )
-    if kind in ("reduce_scatter", "all_reduce") and phase != "optimizer":
+    if kind in ("reduce_scatter", "all_reduce") and large and phase != "optimizer":
         return (
             f"Use {network}, a larger batch (or gradient accumulation) for each reduction, reduction in a"
             " smaller dtype, or HSDP; the last bucket has nothing left to hide behind."
