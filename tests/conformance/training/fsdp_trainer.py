@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from benchmarks.harness.jobs import over
 from windtunnel.training.checkpoint import PeerCheckpointer
 from windtunnel.training.checkpoint.live.state import State
-from windtunnel.training.elastic import Job, determinism, run
+from windtunnel.training.elastic import Job, run
 
 SAMPLES, BATCH, CLASSES, LAYERS = 512, 16, 10, 4
 FAULT = "fault-{rank}"
@@ -92,7 +92,8 @@ class Training:
 
 def new_training(job: Job, width: int, *, replicas: bool = False) -> Training:
     """A training at its beginning."""
-    determinism.fix()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.manual_seed(7)
     blocks = [Block(width) for _ in range(LAYERS)]
     model: nn.Module = nn.Sequential(*blocks, nn.Linear(width, CLASSES))

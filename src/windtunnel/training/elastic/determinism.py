@@ -1,4 +1,4 @@
-"""What makes a run repeatable to the bit: threads, random numbers, and which samples a step sees.
+"""What makes a run repeatable to the bit: random numbers, and which samples a step sees.
 
 A continuation after a failure is bit-identical only where nothing depends on how often the process was
 started or on which rank does what: random numbers are drawn for (run, step, microbatch), never from where a
@@ -10,22 +10,10 @@ generators, for programs that draw from those, are in a checkpoint.)
 from __future__ import annotations
 
 import hashlib
-import os
 from functools import lru_cache
 
 import numpy as np
 import torch
-
-
-def fix(threads: int = 1) -> None:
-    """Take ``threads`` threads for every operator and only algorithms that give the same bits each time.
-
-    Sums are split by thread, so another number of threads gives other bits. Where an operator has no such
-    algorithm torch warns.
-    """
-    torch.set_num_threads(threads)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
-    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def seed_for(run_seed: int, *position: int) -> int:

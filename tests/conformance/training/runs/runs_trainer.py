@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.training.checkpoint import PeerCheckpointer
-from windtunnel.training.elastic import Job, determinism, run
+from windtunnel.training.elastic import Job, run
 
 WIDTH, BATCH = 12, 12
 PATIENCE = 150.0
@@ -59,7 +59,8 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    determinism.fix()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     network = build(args.drop)
     model: nn.Module = network
     if args.kind == "fsdp":
