@@ -9,7 +9,6 @@ more. `RankReads` writes down where the user's program asks for its rank.
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import re
@@ -180,17 +179,23 @@ class RankReads:
         import torch.distributed.distributed_c10d as c10d
         from torch.distributed.device_mesh import DeviceMesh
 
-        environment: Any = type(os.environ)
-        environment.__getitem__ = self._listen_to_environment(environment.__getitem__)
-        for name in ("get_rank", "get_node_local_rank"):
-            listening = self._listen(getattr(c10d, name))
-            for module in (dist, c10d):
-                setattr(module, name, listening)
-        mesh: Any = DeviceMesh
-        for name in ("get_rank", "get_local_rank", "get_coordinate"):
-            setattr(mesh, name, self._listen(getattr(mesh, name)))
-        group: Any = dist.ProcessGroup
-        group.rank = self._listen(group.rank)
+        @replaces(c10d, "get_rank", "get_node_local_rank", everywhere=True)
+        @replaces(DeviceMesh, "get_rank", "get_local_rank", "get_coordinate")
+        @replaces(dist.ProcessGroup, "rank")
+        def read(ask: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            answer = ask(*args, **kwargs)
+            self.write(sys._getframe(1).f_back, answer)  # 1 is of `replaces`
+            return answer
+
+        @replaces(type(os.environ), "__getitem__")
+        def read_variable(original: Callable[..., str], environment: Any, key: Any) -> str:
+            answer = original(environment, key)
+            if key in VARIABLES:
+                frame: FrameType | None = sys._getframe(1).f_back
+                while frame is not None and frame.f_code.co_filename.endswith(THROUGH):
+                    frame = frame.f_back
+                self.write(frame, int(answer) if answer.isdecimal() else None)
+            return answer
 
     def files(self, script: Path | None) -> list[str]:
         """The user's own files that were loaded: the script, and what was imported since."""
@@ -200,27 +205,6 @@ class RankReads:
             if isinstance(file, str) and file.endswith(".py") and failure.is_own(file):
                 paths[file] = None
         return list(paths)
-
-    def _listen(self, ask: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(ask)
-        def read(*args: Any, **kwargs: Any) -> Any:
-            answer = ask(*args, **kwargs)
-            self.write(sys._getframe().f_back, answer)
-            return answer
-
-        return read
-
-    def _listen_to_environment(self, original: Callable[..., str]) -> Callable[..., str]:
-        def read(environment: Any, key: Any) -> str:
-            answer = original(environment, key)
-            if key in VARIABLES:
-                frame: FrameType | None = sys._getframe().f_back
-                while frame is not None and frame.f_code.co_filename.endswith(THROUGH):
-                    frame = frame.f_back
-                self.write(frame, int(answer) if answer.isdecimal() else None)
-            return answer
-
-        return read
 
     def write(self, frame: FrameType | None, answer: Any) -> None:
         """The expression that ``frame`` evaluates is told ``answer``."""
