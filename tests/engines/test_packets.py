@@ -115,7 +115,7 @@ def test_every_packet_has_the_fate_and_the_time_that_plain_objects_give_it(seed:
         pace = rate / 2 if flows[flow].sender == "udp" else None
         engine.set_rate(link, rate)
         truth.set_rate(link, rate)
-        engine.set_loss(link, loss)
+        engine.links["loss"][link] = loss
         truth.links[link].loss = loss
         engine.set_cap(flow, window=window, rate=pace)
         truth.set_cap(flow, window, pace)

@@ -3,7 +3,7 @@
 An `Environment` is the clock; a process is a generator that yields what it waits for::
 
     env = Environment()
-    cpu = Shared(env, capacity=2.0, most=1.0)  # two cores, of which a command uses one at most
+    cpu = SharedResource(env, capacity=2.0, most=1.0)  # two cores, of which a command uses one at most
 
     def command(seconds):
         yield env.timeout(1.0)

@@ -551,16 +551,6 @@ class World:
         ended. It is `advance` until it returns none."""
         return self._step(until, -1)
 
-    def next_completion(self) -> float:
-        """When the next flow ends if nothing is changed; ``inf`` where none does."""
-        self._solve()
-        tried = self._state
-        if tried.counts[_ENDS] and tried.flows["state"][tried.ends[0]] == _WAITING:
-            tried = _State(*(array.copy() for array in tried))  # one that begins may end first
-            time, ended = step(tried, self.now, inf, 1, self._ended, self._times)
-            return float(time) if ended else inf
-        return float(tried.end_keys["key"][tried.ends[0]]) if tried.counts[_ENDS] else inf
-
     def rate(self, flow: int) -> float:
         """Bytes/s of a flow now; 0 while it waits."""
         self._solve()

@@ -2,7 +2,7 @@
 
 For what fluid flows leave out: queues, drops, marks, timeouts, incast, and programs in the network.
 
-    >>> fast, back = Link(1.25e9, 10e-6, Queue(packets=200)), Link(1.25e9, 10e-6)
+    >>> fast, back = PacketLink(1.25e9, 10e-6, Queue(packets=200)), PacketLink(1.25e9, 10e-6)
     >>> world = Simulation([fast, back], [Flow([0], [1], "cubic"), Flow([0], [1], "dctcp", ecn=True)])
     >>> print(world.foretell(0.1)); world.run(0.1); world.flows["received"] * 1500 / world.now
 

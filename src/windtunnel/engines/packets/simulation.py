@@ -226,12 +226,6 @@ class Simulation:
             p = int(packets["next"][p])
         record["free_at"] = max(sent, now)
 
-    def set_loss(self, link: int, loss: float) -> None:
-        """From now on ``link`` loses this share of packets."""
-        if not 0 <= loss <= 1:
-            raise ValueError(f"link {link}: loss is {loss}; accepted is 0 to 1")
-        self.links["loss"][link] = loss
-
     def foretell(self, until: float) -> PacketForecast:
         """Packets and events from now to ``until``, by max-min fair shares of the flows that will be under
         way at some time. Retransmissions, slow start, what nodes send and lanes left idle are not in it.
