@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,9 @@ from windtunnel.network.sharing.policy import (
     fixed,
 )
 from windtunnel.network.sharing.policy.gap import DROP, MARK, PASS, step, virtual_delay
+from windtunnel.network.sharing.policy.meter import RateMeter
 from windtunnel.network.sharing.policy.units import NEVER, SHIFT, rate_units
+from windtunnel.network.sharing.spec import OTHERS
 
 LINE = 1e9
 entities = st.lists(
@@ -137,3 +140,14 @@ def test_a_longer_queue_is_marked_before_it_is_dropped() -> None:
         verdict, last, gap = step(7, 1000, last, gap, 1000, 4000, 2000)
         verdicts.append(verdict)
     assert verdicts == [PASS, PASS, MARK, MARK, DROP]
+
+
+def test_what_is_measured_begins_anew_when_the_others_are_held_back_too() -> None:
+    meter, (a, b, others) = RateMeter(), (SharingTenant(name) for name in ("a", "b", OTHERS))
+    for turn, trouble in enumerate((0, 10)):
+        meter.look(turn * 0.005, 1e9, [a, b], np.array([5, 5]) * turn, np.array([trouble, 0]))
+    first = meter.look(0.010, 1e9, [others, a, b], np.array([99, 15, 15]), np.array([0, 10, 0]))
+    assert [(tenant.offered, tenant.since_trouble) for tenant in first.entities] == [(0.0, None)] * 3
+    after = meter.look(0.015, 1e9, [others, a, b], np.array([99, 20, 25]), np.array([0, 10, 3]))
+    assert [tenant.offered for tenant in after.entities] == pytest.approx([0.0, 1000.0, 2000.0])
+    assert [tenant.since_trouble for tenant in after.entities] == [None, None, 0.0]

@@ -30,7 +30,10 @@ class RateMeter:
     ) -> Observation:
         """``now``: seconds of a clock that does not go back. ``entities``: names, weights and promised rates.
         ``offered``: bytes that ever came; ``trouble``: bytes of them that were dropped or marked."""
-        if self._past and len(self._past[-1][1]) == len(offered):
+        if self._past and len(self._past[-1][1]) != len(offered):  # the others are held back now, or no more
+            self._past.clear()
+            self._last_trouble.clear()
+        if self._past:
             self._last_trouble |= {int(place): now for place in np.flatnonzero(trouble > self._past[-1][2])}
         self._past.append((now, offered, trouble))
         then, before, _ = self._past[0]
