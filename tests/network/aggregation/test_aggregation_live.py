@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,28 @@ def test_sums_are_exact_and_slots_are_free_when_all_have_left(
         if not loss:  # else who leaves may not be heard
             until(lambda: place.switch.memory.jobs["token"][0] == 0)
             assert not place.switch.memory.slots["occupied"].any()
+
+
+def test_a_parameter_is_summed_as_other_tensors_are() -> None:
+    with standing(jobs=1) as place, joined([place.address] * 2, window=48) as workers:
+        tensors: list[torch.Tensor] = [torch.nn.Parameter(torch.full((5,), 1.0 + rank)) for rank in range(2)]
+        assert all(total.tolist() == [3.0] * 5 for total in summed(workers, tensors))
+
+
+@pytest.mark.parametrize("reply", [b"", b"no switch"])
+def test_who_answers_and_is_no_switch_is_none_by_the_deadline(reply: bytes) -> None:
+    with udp() as other:
+        other.settimeout(30.0)
+
+        def answers() -> None:
+            _, worker = other.recvfrom(4096)
+            other.sendto(reply, worker)
+
+        with ThreadPoolExecutor(1) as pool:
+            answered = pool.submit(answers)
+            with pytest.raises(AggregationLost, match="cannot be reached"):
+                connect(other.getsockname(), rank=0, world=1, token=5, deadline=0.3)
+            answered.result()
 
 
 def test_packets_that_are_lost_doubled_and_reordered_are_in_no_sum_twice() -> None:
@@ -182,6 +205,12 @@ def test_a_hook_gives_ddp_the_means_that_all_reduce_gives() -> None:
     ("words", "message"),
     [
         (["serve", "--server", "x"], "address 'x' is none, accepted is such as"),
+        (["serve", "--server", "a..b:1"], "address 'a..b:1' has a host that is not known"),
+        (["server", "--switch", "a..b:1", "--bind", "127.0.0.1:0"], "--switch: address 'a..b:1' has a host"),
+        (
+            ["serve", "--server", "127.0.0.1:1", "--seed", "-1"],
+            "'--seed': Input should be greater than or equal to 0",
+        ),
         (["serve", "--server", "h:1", "--results", "y"], "--results 'y' is unknown; accepted are server"),
         (["serve", "--server", "127.0.0.1:1", "--bind", "127.0.0.1:0", "--policy", "z"], "policy 'z'"),
         (["serve", "--server", "127.0.0.1:1", "--bind", "127.0.0.1:0", "--slots", "0"], "slots is 0"),

@@ -27,7 +27,7 @@ def serve(
         str, typer.Option(help="Sender of results: server (the parameter server), or direct (the switch).")
     ] = "server",
     loss: Annotated[float, typer.Option(help="Share of packets to drop, for tests.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of dropped packets.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of dropped packets.")] = 0,
     log: LogFile = None,
 ) -> None:
     """Run the switch: sum the gradient fragments that workers send, until interrupted.

@@ -6,6 +6,7 @@ does not come from where its sender joined from, is counted and forgotten. Who c
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import numpy as np
@@ -69,4 +70,7 @@ def address(text: str, who: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise UserError(f"{who}: address {text!r} is none, accepted is such as 10.0.0.9:7000")
-    return host, int(port)
+    try:
+        return socket.gethostbyname(host), int(port)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"{who}: address {text!r} has a host that is not known ({error})") from None

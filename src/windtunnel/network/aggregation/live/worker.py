@@ -234,7 +234,7 @@ class Aggregator:
         while time.monotonic() < last:
             with suppress(OSError):  # nobody there as yet, or no answer as yet
                 self._sock.send(asks)
-                response = np.frombuffer(self._sock.recv(SHORT), HEAD)[0]
+                response = np.frombuffer(self._sock.recv(SHORT).ljust(SHORT, b"\0"), HEAD)[0]
                 if response["magic"] != wire.MAGIC or int(response["token"]) != token:
                     continue
                 if response["kind"] == wire.REFUSED:
@@ -275,7 +275,7 @@ class Aggregator:
             self._reduce(values, out, self.deadline if deadline is None else deadline)
             self._outside, self._ended = self._outside + began - self._ended, time.monotonic()
             self._inside += self._ended - began
-            tensor.copy_(torch.from_numpy(out).reshape(tensor.shape))
+            tensor.detach().copy_(torch.from_numpy(out).reshape(tensor.shape))
         return tensor
 
     def _reduce(self, values: NDArray[np.float32], out: NDArray[np.float32], deadline: float) -> None:
