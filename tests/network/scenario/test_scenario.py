@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,13 @@ def test_a_trace_that_is_none_is_refused(
     with pytest.raises(UserError) as caught:
         of_chakra(trace(tmp_path, ranks, **metadata), CLUSTER.host.device)
     assert message in str(caught.value)
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    trace(tmp_path, [[ONE], [ONE]])
+    shutil.copy(tmp_path / "theirs.1.et", tmp_path / "others.1.et")
+    with pytest.raises(UserError, match=r"holds ranks 0, 1, 1, accepted are files NAME\.RANK\.et"):
+        of_chakra(tmp_path, CLUSTER.host.device)
 
 
 # the verb

@@ -98,18 +98,18 @@ def of_chakra(folder: Path, device: Device) -> TrainingStep:
     Raises:
         UserError: files, groups, calls or dependencies that are wrong.
     """
-    files: dict[int, Path] = {}
+    ranked: list[tuple[int, Path]] = []
     for path in sorted(folder.glob("*.et")):
         if not (number := re.search(r"(\d+)\.et$", path.name)):
             raise UserError(f"{path}: names no rank, accepted are files NAME.RANK.et, one a rank")
-        files[int(number[1])] = path
-    if not files or sorted(files) != [*range(len(files))]:
-        words = f"ranks {', '.join(map(str, sorted(files)))}" if files else "no .et file"
+        ranked.append((int(number[1]), path))
+    numbers = sorted(rank for rank, _ in ranked)
+    if not numbers or numbers != [*range(len(numbers))]:
+        words = f"ranks {', '.join(map(str, numbers))}" if numbers else "no .et file"
         raise UserError(f"{folder}: holds {words}, accepted are files NAME.RANK.et of ranks from 0")
-    groups = _groups(folder, len(files))
-    trace = _Trace(groups, device)
-    for rank in range(len(files)):
-        trace.read(rank, files[rank], read_graph(files[rank]))
+    trace = _Trace(_groups(folder, len(numbers)), device)
+    for rank, path in sorted(ranked):
+        trace.read(rank, path, read_graph(path))
     return trace.step(folder)
 
 
