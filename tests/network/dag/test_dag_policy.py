@@ -101,11 +101,11 @@ def test_the_critical_path_is_the_longest_of_all_and_slack_is_what_it_spares(see
     assert seconds(list(analysis.critical)) == pytest.approx(analysis.length)
     for name in tasks:
         longest = max(seconds(way) for way in every if name in way)
-        assert analysis.slack(name) == pytest.approx(analysis.length - longest, abs=1e-9)
+        assert analysis.slack[name] == pytest.approx(analysis.length - longest, abs=1e-9)
     beside = [name for copath in analysis.copaths for name in copath.tasks]
     assert sorted([*beside, *analysis.critical]) == sorted(tasks)
     for copath in analysis.copaths:
-        assert copath.spare == pytest.approx(min(map(analysis.slack, copath.tasks)))
+        assert copath.spare == pytest.approx(min(map(analysis.slack.__getitem__, copath.tasks)))
         assert {copath.behind, copath.before} <= {"", *tasks}
 
 
@@ -157,8 +157,8 @@ def test_tasks_without_slack_go_before_those_of_their_job_that_have_some(seed: i
             ))  # fmt: skip
             analysis = paths(rest, observation.resources)
             ready = [entry.task.name for entry in mine if (job, entry.task.name) in priority]
-            urgent = [name for name in ready if analysis.slack(name) <= 1e-9]
-            easy = [name for name in ready if analysis.slack(name) > 0.051 * analysis.length]
+            urgent = [name for name in ready if analysis.slack[name] <= 1e-9]
+            easy = [name for name in ready if analysis.slack[name] > 0.051 * analysis.length]
             assert all(priority[job, name] < priority[job, other] for name in urgent for other in easy)
         assert decision.until > observation.now
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from windtunnel.base.errors import UserError
+from windtunnel.base.strict_yaml import read_mapping
 from windtunnel.cli.main import app
 from windtunnel.network.dag.spec import changed, check
 from windtunnel.network.dag.twin import emulate
@@ -126,6 +127,8 @@ def test_the_verb_runs_compares_and_logs_what_replay_makes_anew(tmp_path: Path) 
     assert done.exit_code == 0, done.output
     report = json.loads(done.output)
     assert report["jobs"]["sort"]["critical"] == ["read", "copy"] and report["jobs"]["sort"]["length"] == 7.2
+    slack = {"read": 0.0, "copy": 0.0, "shuffle": 3.6, "merge": 1.8}
+    assert report["jobs"]["sort"]["slack"] == pytest.approx(slack)
     assert set(report["runs"]) == set(report["what_if"]) == {"fair", "fifo", "sebf", "cpath", "mxdag"}
     assert report["what_if"]["mxdag"]["mean"] < report["runs"]["mxdag"]["mean"] == pytest.approx(7.2)
     assert report["runs"]["fair"]["tasks"]["sort"]["read"] == [1.0, 5.0]
@@ -137,6 +140,16 @@ def test_the_verb_runs_compares_and_logs_what_replay_makes_anew(tmp_path: Path) 
     for wrong in (["--schedule", "best"], ["--what-if", "red=1"], ["--what-if", "read.unit=1e-9"]):
         with pytest.raises(UserError, match=r"accepted (is|are)"):
             CliRunner().invoke(app, [*words, *wrong], catch_exceptions=False)
+
+
+def test_a_change_is_of_one_task_where_the_file_names_two_by_an_alias(tmp_path: Path) -> None:
+    (tmp_path / "jobs.yaml").write_text("""
+        version: 1
+        resources: {a: {processors: 1, nic: 8 Gb/s}, b: {processors: 1, nic: 8 Gb/s}}
+        jobs: {copies: {tasks: {f: &f {send: 1 GB, from: a, to: b}, g: *f}}}
+    """)
+    document = changed(read_mapping(tmp_path / "jobs.yaml", "file of jobs"), ["f=3 GB"])
+    assert [task.size for task in check(document, "jobs.yaml")[0][0].tasks] == [3e9, 1e9]
 
 
 def test_the_page_shows_what_the_verb_prints(tmp_path: Path) -> None:

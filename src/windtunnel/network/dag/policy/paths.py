@@ -152,18 +152,15 @@ class Copath:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Of each task its earliest and latest start, seconds after the job's begin; the tasks along its longest
-    path, how long that is, and the ways beside it, those with least to spare first."""
+    """Of each task its earliest start, seconds after the job's begin, and its ``slack``: how much later than
+    at once it may begin; the tasks along the job's longest path, how long that is, and the ways beside it,
+    those with least to spare first."""
 
     earliest: dict[str, float]
-    latest: dict[str, float]
+    slack: dict[str, float]
     critical: tuple[str, ...]
     length: float
     copaths: tuple[Copath, ...]
-
-    def slack(self, task: str) -> float:
-        """How much later than at once it may begin."""
-        return self.latest[task] - self.earliest[task]
 
 
 def paths(job: GraphJob, resources: Mapping[str, float]) -> Paths:
@@ -209,4 +206,5 @@ def paths(job: GraphJob, resources: Mapping[str, float]) -> Paths:
             tasks = tuple(dict.fromkeys(map(whole, [*reversed(back), *forth])))
             beside.append(Copath(whole(behind_it), whole(before_it), tasks, spare))
             on.update(tasks)
-    return Paths(earliest, latest, tuple(dict.fromkeys(map(whole, critical))), length, tuple(beside))
+    slack = {name: latest[name] - begin for name, begin in earliest.items()}
+    return Paths(earliest, slack, tuple(dict.fromkeys(map(whole, critical))), length, tuple(beside))
