@@ -12,6 +12,8 @@ from pathlib import Path
 import grpc
 import httpx
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from support.variants import INPUTS, OUTPUTS, WEIGHTS, registered, submitted
@@ -96,6 +98,45 @@ def test_what_is_not_equal_or_no_model_is_refused(tmp_path: Path, monkeypatch: p
     entries, left_out = registry.add(model, data, home, task="sums", architecture="linear")
     assert {entry.variant.precision for entry in entries} == {"fp32"}
     assert len(left_out) == 2 and "int8: refused" in left_out[1]
+    with pytest.raises(
+        UserError, match="`policy` 'static' is not accepted; use cheapest, infaas, no-upgrade"
+    ):
+        VariantsService(entries, policy="static")
+
+
+def test_a_module_that_takes_words_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "net.pt")
+    np.savez(tmp_path / "words.npz", inputs=np.array([["a", "b"]] * 16), labels=np.zeros(16, int))
+    with pytest.raises(UserError, match=r"torch\.export cannot export it: can't convert"):
+        registry.add(tmp_path / "net.pt", tmp_path / "words.npz", tmp_path, task="sums", architecture="net")
+
+
+@pytest.mark.parametrize(
+    ("operators", "outputs", "form"),
+    [
+        ("output = Add (input, input) second = Identity (input)", ("output", "second"), "for 2 outputs"),
+        ("axes = Constant <value_ints = [0]> () mean = ReduceMean (input, axes) output = Sub (input, mean)",
+         ("output",), "one item at a time for 1 outputs"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("task", "name"), [("sums", "other"), ("linear", "other"), ("other", "sums")])
+def test_models_of_one_name_answer_alike_or_are_refused(
+    tmp_path: Path, entries: list[VariantFile], operators: str, outputs: tuple[str, ...], form: str,
+    task: str, name: str,
+) -> None:  # fmt: skip
+    """Requests for the name are counted and answered by whichever variant is chosen."""
+    declared = ", ".join(f"float[n, 6] {output}" for output in outputs)
+    text = (
+        f'<ir_version: 9, opset_import: ["" : 18]> net (float[n, 6] input) => ({declared}) {{ {operators} }}'
+    )
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "other.onnx")
+    home = entries[0].file.parents[1]
+    np.savez(tmp_path / "data.npz", inputs=INPUTS, labels=np.zeros(64, int))
+    with pytest.raises(UserError, match=rf"other takes .* {form}, and other models of|sums takes .* {form}"):
+        registry.add(tmp_path / "other.onnx", tmp_path / "data.npz", home, task=task, architecture=name)
+    assert registry.registered(home) == entries
 
 
 def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[VariantFile]) -> None:

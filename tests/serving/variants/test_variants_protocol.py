@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -26,6 +27,7 @@ from windtunnel.serving.variants.live import registry
 from windtunnel.serving.variants.live.gateway import HEADER, application
 from windtunnel.serving.variants.live.rpc import listening, messages, services
 from windtunnel.serving.variants.live.service import VariantsService
+from windtunnel.serving.variants.live.tensors import InferTensor, Signature, TensorSpec, checked
 
 WORDS = np.array([["a", "b"]] * 16)
 COUNTS = np.arange(32).reshape(16, 2)
@@ -250,6 +252,19 @@ def test_requests_of_different_lengths_wait_together_and_run_apart(served: Serve
     asyncio.run(story())
 
 
+def test_whole_numbers_on_both_sides_of_the_sign_bit_are_no_fractions() -> None:
+    signature = Signature((TensorSpec("ids", "UINT64", (-1,)),), (), True)
+
+    def ids(values: list[Any]) -> list[int]:
+        tensor = InferTensor(name="ids", datatype="UINT64", shape=[len(values)], data=values)
+        return checked([tensor], {}, signature)["ids"].tolist()  # type: ignore[no-any-return]
+
+    assert ids([1, 2**63, 2**64 - 1]) == [1, 2**63, 2**64 - 1]
+    for wrong in ([1, 2**64], [-1, 2**63], [0.5, 2**63], [1.0]):
+        with pytest.raises(UserError, match="data is not accepted"):
+            ids(wrong)
+
+
 def test_models_that_cannot_be_served_are_refused_by_name(tmp_path: Path) -> None:
     def refused(words: str, model: Path, given: Path, task: str = "mixing") -> None:
         with pytest.raises(UserError, match=words):
@@ -262,6 +277,8 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path: Path) -> Non
     refused(r"words of object \(16, 3\)", model, data(tmp_path, words=np.array([["a"] * 3] * 16)))
     refused("cannot be held against the labels", model, data(tmp_path, labels=np.ones((16, 3), int)))
     refused("do not fit", model, data(tmp_path, labels=np.ones(15, int)))
+    few = {"numbers": COUNTS[:5], "words": WORDS[:5], "half": np.ones(5, np.float16), "labels": COUNTS[:5]}
+    refused("accepted are n items of each input and n labels, 16 at least", model, data(tmp_path, **few))
     fixed = submitted(tmp_path, "fixed", axis=16)
     refused(r"numbers of int64 \(16, 2\) is not accepted; .* \[16, -1\]", fixed, data(tmp_path))
     bits = submitted(tmp_path, "bits", kind=TensorProto.BFLOAT16)

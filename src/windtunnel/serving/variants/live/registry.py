@@ -118,13 +118,14 @@ def add(
         left_out.append("torch: the model was submitted as ONNX")
     else:
         programs, examples = _exported(model, folder, arrays, compiled, left_out)
-    takes = examples.signature.inputs
-    others = [exported.signature.inputs for exported in registered(home) if exported.variant.task == task]
-    if others and others[0] != takes:
-        raise UserError(
-            f"variants add: {architecture} takes {_in_words(takes)}, and other models of {task} take"
-            f" {_in_words(others[0])}; choose another `task`"
-        )
+    own, names = _form(examples.signature), {task, architecture}
+    for other in registered(home):  # whatever shares a name gets the same requests
+        shared = names & {other.variant.task, other.variant.architecture}
+        if shared and _form(other.signature) != own:
+            raise UserError(
+                f"variants add: {architecture} takes {own}, and other models of {min(shared)} take"
+                f" {_form(other.signature)}; choose another `task` or name"
+            )
     programs = [
         exported._replace(accuracy=accuracy(exported.file, examples, labels)) for exported in programs
     ]
@@ -174,7 +175,7 @@ def read_data(path: Path) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise UserError(f"{path}: not an .npz with inputs and labels: {fault}") from fault
     lengths = {array.shape[:1] for array in (*inputs.values(), labels)}
-    if not inputs or len(lengths) > 1 or lengths < {(max(BATCHES),)}:
+    if not inputs or len(lengths) > 1 or min(lengths) < (max(BATCHES),):
         shapes = ", ".join(f"{name} {array.shape}" for name, array in (*inputs.items(), ("labels", labels)))
         raise UserError(
             f"{path}: {shapes} do not fit; accepted are n items of each input and n labels, {max(BATCHES)} at"
@@ -278,9 +279,9 @@ def _exported(
     inputs = {
         name if len(data_arrays) > 1 else "input": data_arrays[name] for name in takes if name in data_arrays
     }
-    sample = tuple(torch.from_numpy(array[:16]) for array in inputs.values())
-    shapes = tuple({0: torch.export.Dim("batch")} for _ in sample)
+    shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
     try:
+        sample = tuple(torch.from_numpy(array[:16]) for array in inputs.values())
         with torch.no_grad():
             expected = arrays(module(*sample))
             traced = torch.export.export(
@@ -333,6 +334,12 @@ def _free(name: str, array: NDArray[Any]) -> TensorSpec:
 
 def _in_words(tensors: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
+
+
+def _form(signature: Signature) -> str:
+    """What models of one name have in common: requests are checked, counted and answered by any of them."""
+    items = "" if signature.batched else ", one item at a time"
+    return f"{_in_words(signature.inputs)}{items} for {len(signature.outputs)} outputs"
 
 
 def _line(fault: BaseException) -> str:

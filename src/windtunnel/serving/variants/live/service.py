@@ -26,7 +26,7 @@ from windtunnel.serving.variants.live.registry import VariantFile
 from windtunnel.serving.variants.live.replica import Died, Failed, Replica, preload
 from windtunnel.serving.variants.live.tensors import Arrays, Outputs, TensorSpec, joined, lengths, parted
 from windtunnel.serving.variants.model import CPU, Query, Variant
-from windtunnel.serving.variants.policy import POLICIES, Observation
+from windtunnel.serving.variants.policy import POLICIES, STYLES, Observation
 from windtunnel.serving.variants.policy.desk import (
     ATTEMPTS,
     BatchRun,
@@ -83,10 +83,10 @@ class VariantsService:
         self, entries: Sequence[VariantFile], *, policy: str = "cheapest", log: EventLog | None = None,
         pinned: dict[str, str] | None = None, cluster: ReplicaCluster | None = None, second: float = 1.0,
     ) -> None:  # fmt: skip
-        if policy not in POLICIES:
-            raise UserError(
-                f"variants serve: `policy` {policy!r} is unknown; accepted are {', '.join(POLICIES)}"
-            )
+        # no host here is one architecture's own
+        live = [name for name, style in STYLES.items() if not style.own and (pinned or not style.pinned)]
+        if policy not in live:
+            raise UserError(f"variants serve: `policy` {policy!r} is not accepted; use {', '.join(live)}")
         self.policy, self._log, self._second = policy, log, second
         self.desk = Desk([entry.variant for entry in entries], self._decide, pinned=pinned, grows=False)
         self._start: Callable[[Path, int], Replica | Remote] = cluster.replica if cluster else Replica

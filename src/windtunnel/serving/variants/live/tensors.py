@@ -116,6 +116,8 @@ def _values(data: Any, datatype: str) -> NDArray[Any]:
         texts = [word.decode() if isinstance(word, bytes) else word for word in words.flat]
         return np.array(texts, object).reshape(words.shape)
     read = np.array(data)
+    if kind == np.uint64 and all(type(item) is int for item in np.array(data, object).flat):
+        read = np.array(data, kind)  # by itself NumPy makes floats of whole numbers on both sides of 2^63
     if read.size and read.dtype.kind not in ACCEPTED[kind.kind]:
         raise ValueError(f"not all are of {datatype}")
     with np.errstate(over="ignore"):

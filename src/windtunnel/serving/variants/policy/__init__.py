@@ -73,18 +73,20 @@ def _decide(style: Style, observation: Observation) -> Decision:
             return resize(observation, last=IDLE // 2 if style.cheapest else PAUSE)
 
 
-decide: Callable[[Observation], Decision] = partial(_decide, Style(cheapest=True))
-
-POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
-    "cheapest": decide,
-    "infaas": partial(_decide, Style()),
-    "no-upgrade": partial(_decide, Style(upgrade=False)),
-    "shared": partial(_decide, Style(pinned=True, upgrade=False)),
-    "individual": partial(_decide, Style(pinned=True, own=True, upgrade=False)),
-    "static": partial(_decide, Style(pinned=True, own=True, upgrade=False, scales=False)),
+STYLES = {
+    "cheapest": Style(cheapest=True),
+    "infaas": Style(),
+    "no-upgrade": Style(upgrade=False),
+    "shared": Style(pinned=True, upgrade=False),
+    "individual": Style(pinned=True, own=True, upgrade=False),
+    "static": Style(pinned=True, own=True, upgrade=False, scales=False),
 }
 """``cheapest`` is INFaaS but for three rules: it takes what costs least an item, not the slowest; it loads
 only where nothing that could answer is loaded, and what costs least; the last host of its hardware stays
 longer. The baselines: ``no-upgrade`` lacks one rule of INFaaS's; ``shared`` has one variant an architecture,
 ``individual`` on hosts of its own, too (as endpoints that scale by replicas do); ``static`` has a fixed
 number of them."""
+POLICIES: Mapping[str, Callable[[Observation], Decision]] = {
+    name: partial(_decide, style) for name, style in STYLES.items()
+}
+decide = POLICIES["cheapest"]
