@@ -1,9 +1,9 @@
 """Hosts, replicas and queries in emulated time.
 
 A host is shared by what runs on it (`engines.events.SharedResource`): a batch on t threads uses t of its
-cores for the seconds of its profile, longer where others want them, too; so replicas interfere. Who waits where is
-the policy's `Desk`, and every decision is the policy's; what is here is how long things take, and hosts that
-come and go.
+cores for the seconds of its profile, longer where others want them, too; so replicas interfere. Who waits
+where is the policy's `Desk`, and every decision is the policy's; what is here is how long things take, and
+hosts that come and go.
 """
 
 from __future__ import annotations
