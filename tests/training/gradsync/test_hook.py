@@ -54,7 +54,7 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
     done = run_ranks([HOOKED, "refused"], 4)
     assert done.returncode == 0, done.stderr[-3000:]
     words = done.stdout.splitlines()
-    assert len(words) == 4
+    assert len(words) == 5
     assert all(line.startswith("gradsync apply: ") for line in words)
     for line, part in zip(
         words,
@@ -63,6 +63,7 @@ def test_ranks_that_differ_are_refused_before_the_first_step() -> None:
             "the plan has no gradient",
             "for 5 ranks",
             "names a gradient twice",
+            "the plan is for 7 parameters, the model has ",
         ),
         strict=True,
     ):

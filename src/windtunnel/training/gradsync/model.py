@@ -272,8 +272,8 @@ class SyncPlan:
     exactly one. ``order``: the collectives in the order in which all ranks call them, each as (group, step of
     the group's).
     ``forecasts``: of the plan first, then of what it was compared with, of which plain gradients in DDP's
-    buckets are the first. ``bound``: seconds where encoding
-    and decoding took none. ``seed``: of all codecs' random numbers."""
+    buckets are the first. ``bound``: seconds where encoding and decoding took none. ``seed``: of all codecs'
+    random numbers. ``numel``: of all gradients, 0 where a plan was not made for a profile."""
 
     groups: tuple[GradientGroup, ...]
     order: tuple[tuple[int, int], ...]
@@ -284,6 +284,7 @@ class SyncPlan:
     seed: int = 0
     emulated: str = ""
     notes: tuple[str, ...] = ()
+    numel: int = 0
 
     def digest(self) -> str:
         """Of what must be equal on all ranks."""

@@ -168,6 +168,7 @@ def refused() -> None:
     attempt(replace(fit, groups=fit.groups[1:]), ddp)
     attempt(replace(fit, world=WORLD + 1), ddp)
     attempt(replace(fit, groups=(*fit.groups, fit.groups[0])), ddp)
+    attempt(replace(fit, numel=7), ddp)
     damaged()
 
 

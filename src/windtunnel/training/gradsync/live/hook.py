@@ -238,13 +238,15 @@ def _unfit(ddp: DistributedDataParallel, plan: SyncPlan) -> str:
         return f"the model has a communication hook already ({other}); a model without one is accepted"
     if uncoded := _sparse_as_dense(ddp, plan):
         return f"the gradient {uncoded!r} is sparse; by itself in a group of scheme 'sparse' it is accepted"
-    mine = set(named(ddp))
+    numels = {name: parameter.numel() for name, parameter in named(ddp).items()}
     theirs = [name for group in plan.groups for name in group.tensors]
     if len(set(theirs)) != len(theirs):
         return "the plan names a gradient twice"
-    if odd := sorted(mine.symmetric_difference(theirs)):
-        where = "plan" if odd[0] in mine else "model"
+    if odd := sorted(numels.keys() ^ theirs):
+        where = "plan" if odd[0] in numels else "model"
         return f"the {where} has no gradient {odd[0]!r}; a plan that was made for this model is accepted"
+    if plan.numel not in (0, size := sum(numels.values())):
+        return f"the plan is for {plan.numel:,} parameters, the model has {size:,}; a plan for it is accepted"
     return ""
 
 

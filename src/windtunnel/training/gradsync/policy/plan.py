@@ -336,6 +336,7 @@ class _Job:
             groups=tuple(self._groups(candidate)), order=self._order(candidate),
             forecasts=(self.forecast("plan", candidate), *compared), bound=candidate.seconds,
             world=network.world, hosts=network.hosts, emulated=self.profile.emulated,
+            numel=sum(tensor.numel for tensor in self.tensors),
         )  # fmt: skip
 
     def forecast(self, name: str, candidate: _Candidate) -> IterationForecast:
