@@ -270,10 +270,9 @@ class IterationForecast:
 class SyncPlan:
     """What every rank of ``world`` on ``hosts`` does. ``groups``: in the order of backward, every gradient in
     exactly one. ``order``: the collectives in the order in which all ranks call them, each as (group, step of
-    the group's).
-    ``forecasts``: of the plan first, then of what it was compared with, of which plain gradients in DDP's
-    buckets are the first. ``bound``: seconds where encoding and decoding took none. ``seed``: of all codecs'
-    random numbers. ``numel``: of all gradients, 0 where a plan was not made for a profile."""
+    the group's). ``forecasts``: of the plan first, then of what it was compared with, of which plain
+    gradients in DDP's buckets are the first. ``bound``: seconds where encoding and decoding took none.
+    ``seed``: of all codecs' random numbers. ``numel``: of all gradients, 0 where there was no profile."""
 
     groups: tuple[GradientGroup, ...]
     order: tuple[tuple[int, int], ...]

@@ -118,8 +118,7 @@ def _supervised(train: Callable[[Job], Any], backend: str, timeout: float | None
         if place is None or (membership.restart_all and membership.generation > first):
             _end(0)
         rank = place * membership.per_host + local_rank
-        numbers = {"RANK": rank, "WORLD_SIZE": membership.world, "GROUP_RANK": place}
-        os.environ.update({name: str(number) for name, number in numbers.items()})
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(membership.world), GROUP_RANK=str(place))
         job = Job(
             rank,
             membership.world,
@@ -192,7 +191,8 @@ def of_peers(error: BaseException) -> bool:
     """Whether ``error``, or one that it came from, says that a peer or the store is gone or silent."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, RuntimeError) and blames_peers(f"{_family(cause)}: {_flattened(cause)}"):
+        words = " ".join(str(cause).split())
+        if isinstance(cause, RuntimeError) and blames_peers(f"{_family(cause)}: {words}"):
             return True
         if isinstance(cause, (ConnectionError, TimeoutError)) and _raised_in(cause).startswith(_LIBRARIES):
             return True
@@ -204,10 +204,6 @@ def _family(error: RuntimeError) -> str:
     """The name that torch gave an error, or that of all its kind: a program may have kinds of its own."""
     kinds = [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "torch"]
     return kinds[0].__name__ if kinds else "RuntimeError"
-
-
-def _flattened(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def _raised_in(error: BaseException) -> str:

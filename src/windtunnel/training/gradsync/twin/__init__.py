@@ -11,6 +11,7 @@ it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,9 +131,12 @@ def profile_of(result: EmulationResult) -> SyncProfile:
         UserError: the job makes no gradients, or its cluster has one rank.
     """
     backward, cluster = backward_of(result), result.cluster
+    # a plan knows them as the module in DDP does
+    outside = re.findall(r"^.*?\bmodule\.|^", backward.gradients[0].name)[0]
     return SyncProfile(
         tensors=tuple(
-            GradientTensor(gradient.name, gradient.numel, gradient.seconds) for gradient in backward.gradients
+            GradientTensor(gradient.name.removeprefix(outside), gradient.numel, gradient.seconds)
+            for gradient in backward.gradients
         ),
         codecs=codecs_of(cluster),
         network=network_of(cluster),
