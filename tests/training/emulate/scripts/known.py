@@ -53,6 +53,19 @@ def case_what_is_not_known_is_finite():
     assert torch.isfinite(torch.tensor([1.0, float("inf")]).cuda()).tolist() == [True, False]
 
 
+def case_what_a_distribution_checks_of_what_is_chosen():
+    out = torch.nn.Linear(4, 4).cuda()(torch.ones(2, 4, device="cuda"))
+    policy = torch.distributions.Categorical(logits=out)
+    policy.log_prob(policy.sample()).sum().backward()
+    action = torch.distributions.Normal(out, out.exp()).rsample()
+    torch.distributions.Independent(torch.distributions.Normal(out, out.exp()), 1).log_prob(action)
+    try:
+        torch.distributions.Normal(torch.zeros(2).cuda(), torch.tensor([1.0, -1.0]).cuda())
+    except ValueError:
+        return
+    raise AssertionError("a scale that is known to be negative")
+
+
 def case_what_came_from_the_host_is_true():
     ids = torch.tensor([[5, 0, 7, 7, 0], [1, 2, 0, 3, 3]]).cuda()
     assert (ids != 0).sum().item() == 7

@@ -129,8 +129,8 @@ _keep: list[Any] = []  # a library's kernels go with it
 
 
 def install_finite(observer: Observer) -> None:
-    """What is not known is taken to be finite, as by the scaler of mixed precision: else a script that guards
-    its steps by that would take none. Call once."""
+    """What is not known is taken to be finite, as by the scaler of mixed precision, and right where PyTorch
+    checks an argument (`torch.distributions`): else a script would take no step. Call once."""
 
     def is_finite(original: Any, tensor: torch.Tensor) -> Any:
         result = original(tensor)
@@ -143,10 +143,10 @@ def install_finite(observer: Observer) -> None:
         return result
 
     for holder in (torch, torch.Tensor):
-        replaces(holder, "isfinite")(is_finite)
+        replaces(holder, "isfinite", "_is_all_true")(is_finite)
 
 
-FINITE = "values that are not there are taken to be finite"
+FINITE = "values that are not there are taken to be finite, and right where PyTorch checks them"
 
 
 REMEMBERED = 4096
