@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from windtunnel.base.errors import UserError
 from windtunnel.data.ingest import reader, session
 from windtunnel.data.ingest.model import IngestSession
 
@@ -96,6 +97,29 @@ def test_the_filter_leaves_what_meets_all_of_it_and_rules_row_groups_out(folder:
     split_rows = sum(split.rows for split in source.splits())
     assert split_rows == 600, "of 3000: the groups from 900 to 1500, by their statistics"
     assert reader.splits(asked(folder, where=[["day", ">", 5]])) == ()
+
+
+def test_a_filter_has_the_same_rows_however_they_are_grouped(tmp_path: Path) -> None:
+    """A value is compared as the column has it, by statistics and by rows alike."""
+    columns = {
+        "x": pa.array([0.1] * 4 + [0.05, 0.1, 0.3, 0.4], pa.float32()),
+        "id": pa.array([2**63 + 5, 1, 2, 3, 4, 5, 6, 7], pa.uint64()),
+        "price": pa.array([1, 2, 3, 4, 5, 6, 7, 8], pa.decimal128(5, 2)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=4)
+
+    def ids(*condition: Any) -> list[int]:
+        session = IngestSession(str(tmp_path / "t.parquet"), ("id",), where=(condition,))
+        return rows_of(session)["id"].to_pylist()
+
+    whole = columns["id"].to_pylist()
+    assert ids("x", "==", 0.1) == ids("x", "in", (0.1,)) == [*whole[:4], 5]
+    assert ids("x", "<=", 0.1) == whole[:6]
+    assert ids("id", "==", 2**63 + 5) == ids("id", "in", (2**63 + 5,)) == whole[:1]
+    assert ids("price", "in", (3, None)) == whole[2:3]
+    for condition in (("id", "in", (2.5,)), ("id", "<", None), ("id", "==", 2**64)):
+        with pytest.raises(UserError, match=f"where compares column id of uint64 by {condition[1]} with"):
+            ids(*condition)
 
 
 def test_reads_are_joined_over_holes_and_counted(folder: Path) -> None:

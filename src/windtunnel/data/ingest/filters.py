@@ -23,16 +23,18 @@ def mask(columns: dict[str, pa.Array], session: IngestSession, count: int) -> pa
     for name, operator, value in session.where:
         column = columns[name]
         try:
-            if value is None:
+            if value is None and operator in ("==", "!="):
                 result = column.is_null() if operator == "==" else column.is_valid()
             elif operator in COMPARE:
                 result = COMPARE[operator](column, _literal(value, column.type))
             else:
-                result = pc.is_in(
-                    column, pa.array([_literal(each, column.type).as_py() for each in value], column.type)
-                )
+                literals = [each if each is None else _literal(each, column.type).as_py() for each in value]
+                values = pa.array(literals, column.type)
+                if values.to_pylist() != literals:  # Arrow would take 2.5 for the whole number 2
+                    raise TypeError
+                result = pc.is_in(column, values)
                 result = pc.and_(pc.invert(result), column.is_valid()) if operator == "not in" else result
-        except (pa.ArrowException, TypeError):
+        except (pa.ArrowException, TypeError, OverflowError):
             raise UserError(
                 f"{session.table}: where compares column {name} of {column.type} by {operator} with"
                 f" {value!r}, accepted is a value of that type"
@@ -43,16 +45,15 @@ def mask(columns: dict[str, pa.Array], session: IngestSession, count: int) -> pa
 
 
 def _literal(value: Any, kind: pa.DataType) -> pa.Scalar:
-    scalar = pa.scalar(value)
+    """``value`` as rows have it: 0.1 is what a column of float32 holds for it."""
     if isinstance(value, str):
         if pa.types.is_temporal(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
-            return scalar.cast(kind)
+            return pa.scalar(value).cast(kind)
         raise TypeError
-    if isinstance(value, bool) != pa.types.is_boolean(kind):
+    if value is None or isinstance(value, bool) != pa.types.is_boolean(kind):
         raise TypeError
-    if pa.types.is_integer(kind) and isinstance(value, int):
-        return scalar.cast(kind)
-    return scalar
+    exact = pa.types.is_floating(kind) or (pa.types.is_integer(kind) and isinstance(value, int))
+    return pa.scalar(value, kind if exact else None)
 
 
 def outside(operator: str, value: Any, least: Any, most: Any, kind: pa.DataType) -> bool:
@@ -68,6 +69,6 @@ def outside(operator: str, value: Any, least: Any, most: Any, kind: pa.DataType)
                     ">=": most >= bound,
                 }  # fmt: skip
                 return not results[operator]
-    except (pa.ArrowException, TypeError, ValueError):
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
         pass  # of types that do not compare, or a value that the type cannot hold
     return False
