@@ -174,6 +174,26 @@ def test_lists(pairs: list[tuple[Any, Any]], n: int, rows: int | None) -> None:
     ]
 
 
+def test_an_offset_near_0_is_not_lost() -> None:
+    """It is what a logarithm of float32 is for: without it the smallest are minus infinity."""
+    column = run("log", [pa.array([0.0, -1.0, 3.0], pa.float32())], offset=1e-8)
+    assert column.to_pylist() == pytest.approx([math.log(1e-8), math.log(1e-8), math.log(3)], rel=1e-6)
+
+
+def test_lists_of_fixed_size_have_one_type_whatever_the_rows_are() -> None:
+    kind = pa.list_(pa.int64(), 3)
+    full, gaps = pa.array([[1, 2, 3]], kind), pa.array([[4, None, 6], None], kind)
+    for name, options, lists in (
+        ("fill", {"value": 9}, [[4, 9, 6], [9, 9, 9]]),
+        ("first", {"n": 2}, [[4, None], None]),
+        ("first", {"n": 3}, [[4, None, 6], None]),
+    ):
+        outputs = [run(name, [column], **options) for column in (full.slice(0, 0), full, gaps)]
+        assert len({output.type for output in outputs}) == 1 and outputs[-1].to_pylist() == lists
+    big = 2**53 + 1
+    assert run("fill", [pa.array([None], pa.int64())], value=big).to_pylist() == [big]
+
+
 def test_ids_to_ranks(tmp_path: Path) -> None:
     order, path = [7, 2, 10, 0], tmp_path / "order.npy"
     np.save(path, np.array(order))
@@ -213,7 +233,8 @@ def test_samples_follow_from_their_rows_alone() -> None:
         ("log", [pa.array(["a"])], {}, "c0 is of string, accepted are numbers"),
         ("first", [pa.array([1])], {"n": 2}, "c0 is of int64, accepted are lists"),
         ("fill", [pa.array([1])], {"value": "x"}, "c0 is of int64, accepted is a value of that type"),
-        ("cross", [pa.array([1])], {}, "c0 are 1, accepted are two columns"),
+        ("cross", [pa.array([1])], {}, "s (cross): inputs are c0, accepted is two columns"),
+        ("log", [pa.array([1]), pa.array([2])], {}, "inputs are c0, c1, accepted is one column (each takes"),
         ("sigrid_hash", [pa.array([1])], {}, "field rows is missing"),
         (
             "sigrid_hash",

@@ -37,7 +37,7 @@ class IngestSession:
     """the columns of a batch, in this order; `map/key` is a feature within a map, `struct/field` one within a
     struct"""
     transforms: tuple[Transform, ...] = ()
-    """a list, applied in order: `kind`, `inputs` (a column or several), `output` (default: the input) or
+    """a list, applied in order: `kind`, `inputs` (a column; two of `cross`), `output` (default: the input) or
     `each` for a list of columns one by one, then the settings of the kind"""
     where: tuple[tuple[str, str, Any], ...] = ()
     """a list of `[column, operator, value]`, all of which a row must meet: `==`, `!=`, `<`, `<=`, `>`, `>=`,

@@ -138,11 +138,12 @@ class LogTransform(BaseModel, extra="forbid"):
     offset: Annotated[Finite, Field(gt=0)] = 1.0
 
     def __call__(self, columns: Sequence[pa.Array], rows: Rows) -> pa.Array:
-        # log1p: what is near 0 keeps its digits
-        return arrays.numbers(
-            columns[0],
-            lambda x: np.log1p(np.maximum(arrays.real(x), 0) + arrays.real(x).dtype.type(self.offset - 1)),
-        )
+        def log(x: NDArray[Any]) -> NDArray[Any]:
+            positive = np.maximum(arrays.real(x), 0)
+            # log1p: what is near 0 keeps its digits; an offset near 0 would lose its own by it
+            return np.log1p(positive) if self.offset == 1 else np.log(positive + self.offset)
+
+        return arrays.numbers(columns[0], log)
 
 
 class Normalise(BaseModel, extra="forbid"):
@@ -160,9 +161,10 @@ class Normalise(BaseModel, extra="forbid"):
 
 
 class Fill(BaseModel, extra="forbid"):
-    """``value`` in place of nulls, of rows and inside lists; a list that is null becomes an empty one."""
+    """``value`` in place of nulls, of rows and inside lists; a list that is null becomes an empty one, one of
+    fixed size has it in each place."""
 
-    value: float | str = 0
+    value: int | float | str = 0
 
     def __call__(self, columns: Sequence[pa.Array], rows: Rows) -> pa.Array:
         def filled(values: pa.Array) -> pa.Array:
@@ -174,6 +176,9 @@ class Fill(BaseModel, extra="forbid"):
 
         if not is_list(columns[0].type):
             return filled(columns[0])
+        if pa.types.is_fixed_size_list(kind := columns[0].type):
+            whole = pc.fill_null(columns[0], pa.scalar([None] * kind.list_size, kind))
+            return pa.FixedSizeListArray.from_arrays(filled(whole.flatten()), type=kind)
         lengths, values = arrays.lists(columns[0])
         result = filled(values)
         return arrays.listed(lengths, result) if columns[0].null_count or result is not values else columns[0]
@@ -189,7 +194,8 @@ class First(BaseModel, extra="forbid"):
             raise TypeError(f"is of {columns[0].type}, accepted are lists")
         lengths, values = arrays.lists(columns[0])
         new_lengths = np.minimum(lengths, self.n)
-        if (new_lengths == lengths).all():
+        size = getattr(columns[0].type, "list_size", 0)  # fixed: the type follows from it, not from the rows
+        if size <= self.n if size else (new_lengths == lengths).all():
             return columns[0]
         return arrays.listed(new_lengths, arrays.cut(values, lengths, new_lengths), columns[0].is_null())
 
@@ -245,8 +251,6 @@ class Cross(BaseModel, extra="forbid"):
     seed: Seed = 0
 
     def __call__(self, columns: Sequence[pa.Array], rows: Rows) -> pa.Array:
-        if len(columns) != 2:
-            raise TypeError(f"are {len(columns)}, accepted are two columns")
         (many, left), (few, right) = (arrays.lists(AsList()([column], rows)) for column in columns)
         lengths = many * few
         place = np.arange(lengths.sum()) - np.repeat(arrays.starts(lengths), lengths)
@@ -338,8 +342,13 @@ def settings(transform: Transform, where: str) -> TransformKind:
     """The transform, ready to be called; ``where``: the file and field that errors name.
 
     Raises:
-        UserError: a setting that is unknown, missing, or not accepted.
+        UserError: a setting that is unknown, missing, or not accepted; too many inputs, or too few.
     """
+    if len(transform.inputs) != (2 if transform.kind == "cross" else 1):
+        accepted = "two columns" if transform.kind == "cross" else "one column (each takes a list of them)"
+        raise UserError(
+            f"{where} ({transform.kind}): inputs are {', '.join(transform.inputs)}, accepted is {accepted}"
+        )
     options: Any = fitted(KINDS[transform.kind], transform.options, f"{where} ({transform.kind})", ACCEPTED)
     return options
 
