@@ -20,12 +20,15 @@ from windtunnel.base.errors import HostError, UserError
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Identity
 from windtunnel.data.ingest.live import ledger, protocol
+from windtunnel.data.ingest.live import serve as serve_module
 from windtunnel.data.ingest.live.calls import MasterSettings
 from windtunnel.data.ingest.live.client import IngestClient, Replaced
 from windtunnel.data.ingest.live.ledger import SplitLog
 from windtunnel.data.ingest.live.master import Master
+from windtunnel.data.ingest.live.pool import ProcessLauncher
 from windtunnel.data.ingest.live.protocol import CallRefused, FlightLink, ServerLost
 from windtunnel.data.ingest.live.serve import serve, started
+from windtunnel.data.ingest.live.worker import WorkerServer
 from windtunnel.data.ingest.model import IngestSession
 
 
@@ -412,6 +415,8 @@ def test_the_log(tmp_path: Path) -> None:
         file.write(b'0badc0de {"op"')  # a writer was killed
     again = SplitLog(path, "one")
     assert again.state.owners == {3: "a"} and again.state.marks == {3: 5, 4: -1}
+    with pytest.raises(UserError, match="a master runs in it, accepted is a folder for each"):
+        SplitLog(path, "one")  # it would begin a log anew that the other goes on with
     again.write("rewind", client="a", epoch=0, marks=[[3, 2]])
     assert again.state.owners == {} and again.state.marks == {3: 2}
     again.close()
@@ -422,10 +427,27 @@ def test_the_log(tmp_path: Path) -> None:
         SplitLog(path, "one")
 
 
+def test_workers_serve_where_their_master_does(
+    session: IngestSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, hosts = tmp_path / "secret", list[str]()
+    secret.touch(0o600)
+    secret.write_bytes(KEYS.secret)
+    monkeypatch.setattr(ProcessLauncher, "start", lambda self, name, master: hosts.append(self.host))
+    monkeypatch.setattr(serve_module, "own_address", lambda: "192.0.2.1")
+    monkeypatch.setattr(serve_module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Master, "run", lambda self: self._tick(time.monotonic()) or self._end())
+    for host in ("127.0.0.1", "127.0.0.2", "0.0.0.0"):
+        serve(session, tmp_path / host, settings(host=host, workers=1), secret=secret)
+    assert hosts == ["127.0.0.1", "127.0.0.2", "192.0.2.1"]
+
+
 def test_ports_and_addresses(session: IngestSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = pytest.raises(HostError, match="it is taken, or not here")
     with serving(session, tmp_path / "m") as master, taken:
         Master(session, tmp_path / "n", KEYS, replace(settings(), port=master.port))
+    with pytest.raises(HostError, match=r"nobody can listen on 203\.0\.113\.9:0: it is taken, or not here"):
+        WorkerServer("w", "127.0.0.1:1", KEYS, "203.0.113.9")
     with pytest.raises(UserError, match=r"`host` 0\.0\.0\.0: others can reach it"):
         serve(session, tmp_path / "o", settings(host="0.0.0.0"))
     for address in ("here", "127.0.0.1", "a b:7", "here:x", "grpc://"):

@@ -3,7 +3,8 @@
 Every change is an entry: it is appended to the log first, and holds when it is there; so the state is what
 replaying the log gives. A line is a checksum and the entry (CRC-32, JSON). A part of a line at the end is of
 a writer that was killed, and cut off; any other line that does not fit its checksum is refused. When a log is
-opened it is written anew, as the one entry that says the state.
+opened it is written anew, as the one entry that says the state; so one process at a time has it, by a lock on
+its folder.
 
 The log is not synced: a power loss may take its last entries. What clients then say of themselves when they
 connect again is at least what these said, and counts.
@@ -12,6 +13,7 @@ connect again is at least what these said, and counts.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import zlib
@@ -22,6 +24,7 @@ from typing import Any
 
 from windtunnel.base import atomic, ranges
 from windtunnel.base.errors import HostError, UserError
+from windtunnel.linux.system import opened
 
 NAME = "progress.log"
 DONE = -1
@@ -150,15 +153,22 @@ class SplitLog:
     def __init__(self, path: Path, session: str) -> None:
         self.path = path
         self.state = SplitState()
-        for entry in _entries(path, session):
-            self.state.apply(entry)
-        lines = [_line({"session": session}), _line(self.state.entry())]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.replace(path, b"".join(lines), durable=True)
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        except OSError as error:
-            raise HostError(f"{path}: the master's log cannot be written: {error.strerror}") from error
+        with contextlib.ExitStack() as files:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(files.enter_context(opened(path.parent)), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for entry in _entries(path, session):
+                    self.state.apply(entry)
+                lines = [_line({"session": session}), _line(self.state.entry())]
+                atomic.replace(path, b"".join(lines), durable=True)
+                self._file = files.enter_context(opened(path, os.O_RDWR | os.O_APPEND))
+            except BlockingIOError:
+                raise UserError(
+                    f"{path.parent}: a master runs in it, accepted is a folder for each"
+                ) from None
+            except OSError as error:
+                raise HostError(f"{path}: the master's log cannot be written: {error.strerror}") from error
+            self._files = files.pop_all()
 
     def write(self, op: str, **fields: Any) -> None:
         """One change.
@@ -174,9 +184,7 @@ class SplitLog:
         self.state.apply(entry)
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._files.close()
 
 
 def _line(entry: Entry) -> bytes:

@@ -82,7 +82,7 @@ class _Client:
     """The last decision about it in the log is that it waits."""
 
 
-class Master(fl.FlightServerBase):  # type: ignore[misc]
+class Master(protocol.SecretServer):
     """The server, which listens when this returns. ``folder``: of the log and events. ``pool``: starts
     workers.
 
@@ -102,7 +102,7 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         identity = canonical([to_plain(session), to_plain(self.splits)])
         self.ledger = SplitLog(folder / ledger.NAME, hashlib.sha256(identity).hexdigest())
         self.log = EventLog(folder / NAME)
-        self.session, self.settings, self.folder = session, settings, folder
+        self.session, self.settings = session, settings
         self._turn = threading.Condition()
         self._stop = threading.Event()
         now = time.monotonic()
@@ -118,13 +118,11 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self._failures: Counter[int] = Counter()
         self._order()
         try:
-            super().__init__(protocol.location(keys, settings.host, settings.port), **protocol.settings(keys))
-        except Exception as error:
-            where = f"{settings.host}:{settings.port}"
-            raise HostError(
-                f"`host`, `port`: nobody can listen on {where}: it is taken, or not here"
-            ) from error
-        self.address = protocol.location(keys, settings.host, self.port)
+            super().__init__(keys, settings.host, settings.port)
+        except HostError:
+            self.ledger.close()
+            self.log.close()
+            raise
         self.log.append("master", address=self.address, epoch=state.epoch, splits=len(self.splits))
 
     # --- calls
@@ -164,12 +162,14 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
                 return {"rewound": True}
             self._clients[name] = _Client(request["key"], request["world"], now)
             self._take(name, sorted(ledger.unpacked(request["again"]).items()))
-            return self._welcome(name)
+            return self._welcome()
         if request.get("resume") is not None:
             # The checkpoint is right: what came after it is not part of the trainer's state.
             marks = ledger.unpacked(request["resume"])
             if any(not 0 <= split < len(self.splits) for split in marks) or request["epoch"] is None:
                 raise ValueError("no such split")
+            if request["epoch"] >= self.session.epochs:
+                return {"over": self.session.epochs}
             again = name in state.came and (old is None or old.key != request["key"])
             if request["epoch"] != state.epoch or again:
                 # marks of who has not gone back yet are of before: nobody gets a split
@@ -196,14 +196,12 @@ class Master(fl.FlightServerBase):  # type: ignore[misc]
         self.ledger.write("came", client=name)
         self.log.append("client", name=name, epoch=state.epoch)
         self._turn.notify_all()
-        return self._welcome(name)
+        return self._welcome()
 
-    def _welcome(self, name: str) -> dict[str, Any]:
-        state = self.ledger.state
-        splits = [split for split, client in state.owners.items() if client == name]
+    def _welcome(self) -> dict[str, Any]:
         return {
-            "epoch": state.epoch, "columns": list(self.session.columns), "every": self.settings.every,
-            "lease": self.settings.client_lease, "held": splits, "ends": self.settings.ends,
+            "epoch": self.ledger.state.epoch, "every": self.settings.every,
+            "lease": self.settings.client_lease, "ends": self.settings.ends,
         }  # fmt: skip
 
     def _heartbeat_client(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -30,19 +30,19 @@ class WorkerLauncher(Protocol):
 
 @dataclass
 class ProcessLauncher:
-    """Processes of this host. ``owner``: the process with which they end, as text; none: they outlive the
-    master by ``patience`` seconds."""
+    """Processes of this host, which serve at its address ``host``. ``owner``: the process with which they
+    end, as text; none: they outlive the master by their ``patience``."""
 
     secret: Path
     keys: Keys
     owner: str = ""
-    patience: float = 30.0
+    host: str = "127.0.0.1"
     _running: dict[str, tuple[subprocess.Popen[bytes], Any]] = field(default_factory=dict)
 
     def start(self, name: str, master: str) -> None:
         settings = {
             "name": name, "master": master, "secret": str(self.secret), "tls": self.keys.files,
-            "host": "127.0.0.1", "patience": self.patience, "owner": self.owner,
+            "host": self.host, "owner": self.owner,
         }  # fmt: skip
         temporary_file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker
         command = [sys.executable, "-m", MODULE, "--settings", json.dumps(settings)]

@@ -114,6 +114,19 @@ def location(keys: Keys, host: str, port: int) -> str:
     return f"grpc{'+tls' if keys.tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+class SecretServer(fl.FlightServerBase):  # type: ignore[misc]
+    """A server at ``address`` for those who know the secret. Raises HostError where it cannot listen."""
+
+    def __init__(self, keys: Keys, host: str, port: int) -> None:
+        try:
+            super().__init__(location(keys, host, port), **settings(keys))
+        except Exception as error:
+            raise HostError(
+                f"`host`, `port`: nobody can listen on {host}:{port}: it is taken, or not here"
+            ) from error
+        self.address = location(keys, host, self.port)
+
+
 def body(action: Any) -> dict[str, Any]:
     """The fields of a call.
 

@@ -7,6 +7,7 @@ that was killed goes on at the same address, so that workers and clients find it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from windtunnel.data.ingest.live.master import Master
 from windtunnel.data.ingest.live.pool import ProcessLauncher, RayLauncher, WorkerLauncher
 from windtunnel.data.ingest.live.worker import leave_with, without_pandas
 from windtunnel.data.ingest.model import IngestSession
+from windtunnel.linux.hosts import own_address
 
 ADDRESS = "address"
 
@@ -45,11 +47,10 @@ def serve(
     Raises:
         UserError, HostError: as `Master`; strangers could come, or workers on Ray could not.
     """
-    try:
-        local = settings.host == "localhost" or ip_address(settings.host).is_loopback
-    except ValueError:
-        local = False
-    if not local and secret is None:
+    place = None
+    with contextlib.suppress(ValueError):
+        place = ip_address(settings.host)
+    if settings.host != "localhost" and not (place and place.is_loopback) and secret is None:
         raise UserError(
             f"`host` {settings.host}: others can reach it; accepted is a loopback address, or `secret` "
             "with a secret that the clients have, too"
@@ -59,7 +60,10 @@ def serve(
     keys = replace(keys, tls=Certificates.load(tls) if tls else None)
     pool: WorkerLauncher | None = None
     if settings.workers != 0:
-        pool = RayLauncher(on, folder / SECRET, keys) if on else ProcessLauncher(folder / SECRET, keys, owner)
+        # clients elsewhere call workers, too; none can call the address that stands for all
+        host = own_address() if place and place.is_unspecified else settings.host
+        file = folder / SECRET
+        pool = RayLauncher(on, file, keys) if on else ProcessLauncher(file, keys, owner, host)
     address_file = folder / ADDRESS
     if settings.port == 0 and address_file.exists():
         settings = replace(settings, port=int(address_file.read_text().rpartition(":")[2]))

@@ -42,19 +42,18 @@ EMPTY = pa.record_batch([], names=[])
 """In the place of the batches of a split in which no row meets the filter."""
 
 
-class WorkerServer(fl.FlightServerBase):  # type: ignore[misc]
+class WorkerServer(protocol.SecretServer):
     """The server of a worker called ``name`` at ``host``, of the master at ``master``.
 
     Raises:
-        ServerLost: no master answers there.
+        ServerLost: no master answers there. HostError: it cannot listen.
     """
 
     def __init__(
         self, name: str, master: str, keys: Keys, host: str = "127.0.0.1", patience: float = 30.0
     ) -> None:
-        super().__init__(protocol.location(keys, host, 0), **protocol.settings(keys))
+        super().__init__(keys, host, 0)
         self.name = name
-        self.address = protocol.location(keys, host, self.port)
         self._link, self._patience = FlightLink(master, keys), patience
         self._stop = threading.Event()
         self._turn = threading.Lock()
@@ -252,7 +251,7 @@ def main() -> None:
         leave_with(Identity.parse(settings["owner"]))
     try:
         keys = Keys.of_job(settings["secret"], settings["tls"])
-        WorkerServer(settings["name"], settings["master"], keys, settings["host"], settings["patience"]).run()
+        WorkerServer(settings["name"], settings["master"], keys, settings["host"]).run()
     except ServerLost:
         sys.exit(0)  # there is nobody left to work for
     except WindtunnelError as error:
