@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from support.ingest import KEYS, serving, table, whole
+from support.ingest import KEYS, ROWS, serving, table, whole
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.data.ingest import IngestDataset, IngestSession
 
@@ -96,6 +96,27 @@ def test_what_was_handed_out_is_not_handed_out_again(
         other.load_state_dict(service.state_dict())
         service.close()
     assert whole(numbers + rows(other))
+
+
+def test_a_state_of_a_whole_epoch_goes_on_with_the_next(
+    session: IngestSession, tmp_path: Path, secret: Path
+) -> None:
+    """As the dataset itself would: a loop that counts epochs has each of them, wherever it was ended."""
+    here = IngestDataset(session, workers=0)
+    orders = [rows(here), rows(here)]
+    here = IngestDataset(session, workers=0)
+    assert rows(here) == orders[0]
+    state = here.state_dict()
+    again = IngestDataset(session, workers=0)
+    again.load_state_dict(state)
+    assert rows(again) == orders[1] and again.counts.rows == ROWS and again.state_dict()["epoch"] == 1
+    with serving(session, tmp_path / "m") as master:
+        service = IngestDataset(master.address, secret, ordered=True)
+        service.load_state_dict(state)
+        assert rows(service) == orders[1] and service.state_dict() == again.state_dict()
+        service.load_state_dict({"epoch": 3, "marks": {"done": "", "next": []}})
+        with pytest.raises(UserError, match="all epochs of the session are over; it has 3"):
+            next(iter(service))
 
 
 def test_ranks_share_the_splits(session: IngestSession) -> None:

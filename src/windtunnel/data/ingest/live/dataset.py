@@ -83,26 +83,37 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
         self.counts = EpochCounts()
         self._client: IngestClient | LocalClient | None = None
         self._resume: dict[str, Any] | None = None
+        self._over = False
+        """The last turn had all of its epoch."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         loader, loaders = (info.id, info.num_workers) if info is not None else (0, 1)
         resume, self._resume = self._resume, None
+        over = resume is not None and resume.get("over", False)
         if self._client is None:
             self._client = self._begun(loader, loaders, resume)
         else:
             self._client.begin()
         client, turn = self._client, self._client.turn
-        self.counts = client.counts
+        self.counts, self._over = client.counts, False
 
         def next_batch() -> Any:
+            nonlocal turn
             if client.turn != turn:
                 raise HostError("IngestDataset: it was begun anew; go on with the iterator made last")
-            return client.next()
+            batch = client.next()
+            if batch is None and over and not client.counts.steps:
+                # the trainer had all of that epoch: the turn is the next one's, as it had been without an end
+                client.begin()
+                turn, self.counts = client.turn, client.counts
+                batch = client.next()
+            return batch
 
         try:
             # no name here holds a batch: it goes when its trainer lets it, not while the next is waited for
             yield from iter(next_batch, None)
+            self._over = True
         finally:
             if client.turn == turn:
                 client.end()
@@ -133,7 +144,7 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
     def state_dict(self) -> dict[str, Any]:
         """What was handed out, of the epoch: a few words for each thousand splits."""
         if self._client is not None:
-            return self._client.state()
+            return {**self._client.state(), "over": self._over}
         return self._resume or {"epoch": 0, "marks": {"done": "", "next": []}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
