@@ -129,6 +129,15 @@ def test_a_solver_that_is_stopped_early_still_proves_a_bound(monkeypatch: pytest
     assert plan.proven > max(plan.pooled, plan.largest)
 
 
+@pytest.mark.parametrize("columns", [3, 4, 6, 7, 12])
+def test_no_shard_has_fewer_columns_than_said(columns: int) -> None:
+    tables = (EmbeddingTable("hot", 10**6, 64, pooling=100.0), EmbeddingTable("cold", 10, 64))
+    tiers = MemoryTier(24e9, 2e12), MemoryTier(128e9, 25e9)
+    plan = decide(PlacementRequest(tables, 64, *tiers, 16_384, "search", columns=columns))
+    widths = [shard.last - shard.first for shard in plan.shards if shard.table == "hot"]
+    assert len(widths) > 1 and min(widths) >= columns and sum(widths) == 64
+
+
 def test_a_table_that_holds_all_up_is_cut_into_columns() -> None:
     small = tuple(EmbeddingTable(f"t{number}", 100, 64) for number in range(3))
     wanted = PlacementRequest(

@@ -231,6 +231,17 @@ def test_drift_is_what_days_were_made_with(tmp_path: Path) -> None:
     assert profiles.counts["f"].of(np.arange(2000)).tolist() == whole.tolist()
 
 
+def test_a_feature_that_begins_after_the_first_window(tmp_path: Path) -> None:
+    for day, ids in enumerate(([None, None], [3, 4])):
+        columns = {"late": pa.array(ids, pa.int64()), "item": pa.array([1, 2])}
+        pq.write_table(pa.table(columns), tmp_path / f"{day}.parquet")
+    profiles = profile.profile([str(tmp_path)])
+    assert [window.lookups for window in profiles.facts["late"].windows] == [0, 2]
+    held(profiles, "late", [None, None, [3], [4]])
+    with pytest.raises(UserError, match=r"`rows` item=1000000000000000 is not accepted: they take more mem"):
+        profile.profile([str(tmp_path)], rows={"item": 10**15})
+
+
 def test_windows_of_a_huge_table_look_at_some_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "FULL", 300)
     for day in range(2):

@@ -151,6 +151,7 @@ class RowCounts:
     def top(self, count: int) -> Ints:
         """The ``count`` most wanted rows (fewer where fewer are wanted), in the order of ids."""
         hot, counts = self.hottest()
+        count = min(count, len(self.cells))
         if len(hot) >= count:
             return np.sort(hot[np.lexsort((hot, -counts))[:count]])
         values, rows = self.histogram()

@@ -298,7 +298,12 @@ def _feature(
         raise UserError(f"`hashes` {name}={hashed} needs the rows to hash into, `rows` {name}=N")
     if size is not None and size < 1:
         raise UserError(f"`rows` {name}={size} is not accepted, accepted is a whole number from 1")
-    return _Feature(name, size, hashed, windowed, cut)
+    try:
+        return _Feature(name, size, hashed, windowed, cut)
+    except MemoryError:
+        raise UserError(
+            f"`rows` {name}={size} is not accepted: they take more memory than there is"
+        ) from None
 
 
 def _end(chosen: Iterable[_Feature], begun: int, samples: int) -> int:

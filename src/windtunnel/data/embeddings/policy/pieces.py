@@ -133,7 +133,7 @@ def cut(
         count = 1
         if alone[place] > even or whole.total[place] > whole.room:
             step = STEP if table.dim % STEP == 0 and least >= STEP else 1
-            most = max(1, table.dim // max(least, step))
+            most = max(1, table.dim // step // math.ceil(least / step))
             while count < most and not _small(table, fast, slow, batch, math.ceil(table.dim / count), even):
                 count += 1
         else:
