@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from windtunnel.base.errors import HostError, UserError
 from windtunnel.cli.main import app
 from windtunnel.data.ingest import layout, reader, synthetic
+from windtunnel.data.ingest.live.calls import MasterSettings
+from windtunnel.data.ingest.live.demo import demo
 from windtunnel.data.ingest.model import IngestSession
 
 ROWS = 2000
@@ -86,8 +88,13 @@ def test_a_change_in_one_value_is_found(
 def test_nan_is_the_same_as_itself() -> None:
     values = [1.0, float("nan"), None]
     left, right = (
-        pa.record_batch({"x": values, "y": pa.array([values] * 3, pa.list_(pa.float32()))}) for _ in "ab"
-    )
+        pa.record_batch({
+            "x": values, "y": pa.array([values] * 3, pa.list_(pa.float32())),
+            "map": pa.array([[(1, value)] for value in values], pa.map_(pa.int8(), pa.float64())),
+            "struct": pa.array([{"a": value} for value in values]),
+        })
+        for _ in "ab"
+    )  # fmt: skip
     assert layout.same(left, right)
     assert not layout.same(left, pa.record_batch({"x": [1.0, 2.0, None], "y": left["y"]}))
 
@@ -160,6 +167,8 @@ def test_the_verbs(table: Path, sessions: tuple[IngestSession, ...], tmp_path: P
     assert report["read_bytes"] >= report["wanted_bytes"] > 0 and report["amplification"] >= 1
     assert report["stall"] > 0.99 and set(report["cpu"]) == {"read", "decode", "transform", "batch"}
     run(["characterise", str(paths[1])])
+    with pytest.raises(UserError, match="ingest demo: `workers` is 0"):
+        demo(tmp_path / "demo", MasterSettings(workers=0))
     assert "amplification" in capsys.readouterr().out
 
 

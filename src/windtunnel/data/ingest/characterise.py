@@ -201,13 +201,14 @@ def _word(kind: pa.DataType) -> str:
 
 
 def _first_split(session: IngestSession) -> tuple[float, float]:
-    """Mean coverage, and mean length of lists, of the used features in the first split."""
+    """Mean coverage, and mean length of lists, of the used features in the first split that has rows."""
     plain = replace(session, columns=needed(session), transforms=(), shuffle=False)
     reader = Reader(plain)
-    table = pa.Table.from_batches(reader.batches(reader.splits()[0], 0), reader.schema)
+    tables = (pa.Table.from_batches(reader.batches(split, 0), reader.schema) for split in reader.splits())
+    table = next(table for table in tables if table.num_rows)
     coverages, means = [], []
     for column in table.itercolumns():
-        coverages.append(1 - column.null_count / max(1, table.num_rows))
+        coverages.append(1 - column.null_count / table.num_rows)
         if _word(column.type) == "sparse":
             total = sum(int(lengths_of(chunk).sum()) for chunk in column.chunks)
             means.append(total / max(1, table.num_rows - column.null_count))

@@ -305,4 +305,6 @@ def _bits(kind: pa.DataType) -> pa.DataType:
         return pa.list_(_bits(kind.value_type))
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(_bits(kind.value_type), kind.list_size)
-    return kind
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _bits(field.type)) for field in kind])
+    return pa.map_(kind.key_type, _bits(kind.item_type)) if pa.types.is_map(kind) else kind

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import torch
 from torch.utils.data import DataLoader
 
+from windtunnel.base.errors import UserError
 from windtunnel.base.keys import NAME as SECRET
 from windtunnel.base.keys import Keys
 from windtunnel.base.processes import Identity
@@ -204,8 +205,10 @@ def demo(
     ``loaders``: processes of a DataLoader in front of the service, 0 for none.
 
     Raises:
-        UserError, HostError: as of the service.
+        UserError, HostError: as of the service; or there are no workers.
     """
+    if settings.workers == 0:
+        raise UserError("ingest demo: `workers` is 0, accepted is a number from 1 up, or auto")
     torch.set_num_threads(1)
     session = table(folder / "table", rows, seed=seed)
     step = step or step_seconds(session)
