@@ -7,6 +7,7 @@ processes is left out; CPU and memory are of the whole tree of processes.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -139,8 +140,9 @@ class Ours(Batches):
     """The reader that the service's workers have, without the service."""
 
     def part(self, number: int, count: int) -> Iterator[pa.RecordBatch]:
-        for split in reader.splits(self.session)[number::count]:
-            yield from reader.batches(self.session, split, 0)
+        opened = reader.Reader(self.session)
+        for split in opened.splits()[number::count]:
+            yield from opened.batches(split, 0)
 
 
 def _paced(arm: Callable[[], Iterator[dict[str, Any]]], rows: int, epochs: int) -> Pace:
@@ -186,9 +188,13 @@ def loaded(
         gc.collect()  # its processes end with it
 
 
+_opened = functools.lru_cache(1)(reader.Reader)
+"""Footers are read once in a process."""
+
+
 def _encoded(session: IngestSession, split: TableSplit) -> bytes:
     sink = pa.BufferOutputStream()
-    batches = list(reader.batches(session, split, 0))
+    batches = list(_opened(session).batches(split, 0))
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
         for batch in batches:
             stream.write_batch(batch)
@@ -198,7 +204,7 @@ def _encoded(session: IngestSession, split: TableSplit) -> bytes:
 def pooled(session: IngestSession, kind: Any = None) -> Iterator[dict[str, Any]]:
     """As tf.data service has it: as many processes all the time, each the next split, a few of them ahead."""
     with (kind or multiprocessing.get_context("spawn").Pool)(PROCESSES) as pool:
-        splits = iter(reader.splits(session) * session.epochs)
+        splits = iter(reader.Reader(session).splits() * session.epochs)
 
         def ask(count: int) -> list[Any]:
             return [pool.apply_async(_encoded, (session, split)) for split in itertools.islice(splits, count)]

@@ -47,7 +47,7 @@ def stalls_rows(quick: bool) -> Iterator[Row]:
             "service, as many as wanted": lambda: _fed(folder / str(next(number)), session, step, scaled),
         }
         results = in_turn(arms, 1 if quick else 3)
-        rows = session.epochs * sum(split.rows for split in reader.splits(session))
+        rows = session.epochs * sum(split.rows for split in reader.Reader(session).splits())
         for name, runs in results.items():
             each = {key: [run[key] for run in runs] for key in runs[0]}
             yield figure(f"{name}: stalled", "share", each["stall"], note=STALLED)
@@ -72,7 +72,9 @@ def _fed(folder: Path, session: IngestSession, step: float, settings: MasterSett
 
 def _trained(session: IngestSession, batches: Iterable[Any], step: float) -> dict[str, float]:
     torch.set_num_threads(1)
-    training = demo.TrainerTimes(np.zeros(sum(split.rows for split in reader.splits(session)), np.int64))
+    training = demo.TrainerTimes(
+        np.zeros(sum(split.rows for split in reader.Reader(session).splits()), np.int64)
+    )
     for _ in range(session.epochs):
         demo.train(iter(batches), step, training)
     rows = float(training.rows.sum()) if training.rows.min() == training.rows.max() else -1.0

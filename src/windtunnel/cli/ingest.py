@@ -126,7 +126,6 @@ def demo(
         float, typer.Option(min=0, help="Seconds of a training step; 0: from a worker's throughput.")
     ] = 0.0,
     kill: Annotated[bool, typer.Option("--kill", help="Kill a worker during the demo.")] = False,
-    loaders: Annotated[int, typer.Option(min=0, help="DataLoader processes that read from the service.")] = 0,
     on: On = "",
     as_json: Json = False,
 ) -> None:
@@ -139,7 +138,7 @@ def demo(
     with TemporaryDirectory(prefix="windtunnel-ingest-") as folder:
         result = run(
             Path(folder), _settings(workers, least, most), seconds=seconds, rows=rows, step=step, kill=kill,
-            loaders=loaders, on=on,
+            on=on,
         )  # fmt: skip
     emit(as_json, result, _demo_lines(result))
     if not result["exactly_once"]:
@@ -243,7 +242,7 @@ def status(
     tls = certificate_files(tls_cert, tls_key, tls_ca)
     keys = _keys(secret_file or (secret if secret.exists() else None), tls)
     link = FlightLink(master or address.read_text(), keys)
-    state = {**link.call("snapshot"), "served_by": link.call("workers")["workers"]}
+    state = link.call("snapshot")
     emit(as_json, state, _status_lines(state))
 
 

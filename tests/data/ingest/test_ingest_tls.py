@@ -54,5 +54,5 @@ def test_with_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         thread.join(30)
     bare = Master(table(tmp_path), tmp_path / "bare", KEYS, MasterSettings(workers=0))
     with pytest.raises(UserError, match="no TLS with it: wrong version number"):
-        FlightLink(f"127.0.0.1:{bare.port}", Keys(KEYS.secret, mine.load())).call("workers")
+        FlightLink(f"127.0.0.1:{bare.port}", Keys(KEYS.secret, mine.load())).call("snapshot")
     bare.shutdown()

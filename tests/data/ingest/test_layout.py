@@ -41,7 +41,11 @@ def sessions(table: Path) -> tuple[IngestSession, ...]:
 
 def rows_of(session: IngestSession) -> pa.Table:
     return pa.Table.from_batches(
-        [batch for split in reader.splits(session) for batch in reader.batches(session, split, 0)]
+        [
+            batch
+            for split in reader.Reader(session).splits()
+            for batch in reader.Reader(session).batches(split, 0)
+        ]
     )
 
 

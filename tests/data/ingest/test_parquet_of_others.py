@@ -88,7 +88,11 @@ def asked(path: Path | str, columns: tuple[str, ...] = tuple(COLUMNS), **fields:
 
 def rows_of(session: IngestSession) -> pa.Table:
     return pa.Table.from_batches(
-        [batch for split in reader.splits(session) for batch in reader.batches(session, split, 0)]
+        [
+            batch
+            for split in reader.Reader(session).splits()
+            for batch in reader.Reader(session).batches(split, 0)
+        ]
     )
 
 
@@ -221,17 +225,16 @@ def test_a_file_that_was_written_anew_is_not_read_as_the_old_one(tmp_path: Path)
     path = tmp_path / "t.parquet"
     pq.write_table(TABLE, path)
     session = asked(path)
-    (split,) = reader.splits(session)
+    (split,) = reader.Reader(session).splits()
     pq.write_table(TABLE.slice(0, 10), path)
-    reader._reader = None  # as in another process
     with pytest.raises(UserError, match="is another file than when the session began"):
-        list(reader.batches(session, split, 0))
+        list(reader.Reader(session).batches(split, 0))
     assert (
         np.sum(
             [
                 batch.num_rows
-                for split in reader.splits(session)
-                for batch in reader.batches(session, split, 0)
+                for split in reader.Reader(session).splits()
+                for batch in reader.Reader(session).batches(split, 0)
             ]
         )
         == 10

@@ -41,7 +41,11 @@ def asked(folder: Path, **fields: Any) -> IngestSession:
 
 
 def rows_of(session: IngestSession, epoch: int = 0) -> pa.Table:
-    batches = [batch for split in reader.splits(session) for batch in reader.batches(session, split, epoch)]
+    batches = [
+        batch
+        for split in reader.Reader(session).splits()
+        for batch in reader.Reader(session).batches(split, epoch)
+    ]
     return pa.Table.from_batches(batches, batches[0].schema)
 
 
@@ -57,8 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_row_once_in_batches_of_the_size_asked_for(folder: Path) -> None:
     session = asked(folder, columns=["row", "map/1", "user/age", "ids"])
-    for split in reader.splits(session):
-        sizes = [batch.num_rows for batch in reader.batches(session, split, 0)]
+    for split in reader.Reader(session).splits():
+        sizes = [batch.num_rows for batch in reader.Reader(session).batches(split, 0)]
         assert set(sizes[:-1]) <= {128} and 0 < sizes[-1] <= 128 and sum(sizes) == split.rows
     rows, whole = rows_of(session), table()
     assert rows["row"].to_pylist() == list(range(3000))
@@ -96,7 +100,7 @@ def test_the_filter_leaves_what_meets_all_of_it_and_rules_row_groups_out(folder:
     source = reader.Reader(asked(folder, where=cases[0][0]))
     split_rows = sum(split.rows for split in source.splits())
     assert split_rows == 600, "of 3000: the groups from 900 to 1500, by their statistics"
-    assert reader.splits(asked(folder, where=[["day", ">", 5]])) == ()
+    assert reader.Reader(asked(folder, where=[["day", ">", 5]])).splits() == ()
 
 
 def test_a_filter_has_the_same_rows_however_they_are_grouped(tmp_path: Path) -> None:

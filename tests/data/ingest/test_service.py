@@ -152,8 +152,8 @@ def expected_batches(session: IngestSession) -> list[int]:
     wide = replace(session, split_rows=1500)
     return [
         batch.column(0)[0].as_py()
-        for split in reader.splits(wide)
-        for batch in reader.batches(wide, split, 0)
+        for split in reader.Reader(wide).splits()
+        for batch in reader.Reader(wide).batches(split, 0)
     ]
 
 
@@ -250,7 +250,9 @@ def test_workers_and_master_are_killed_and_stopped(session: IngestSession, tmp_p
     client, link = IngestClient(address, keys), FlightLink(address, keys)
     try:
         numbers = rows(client, 20)
-        pids = [Identity.parse(worker["process"]).pid for worker in link.call("workers")["workers"].values()]
+        pids = [
+            Identity.parse(worker["process"]).pid for worker in link.call("snapshot")["served_by"].values()
+        ]
         os.kill(pids[0], signal.SIGKILL)
         numbers += rows(client, 20)
         process.kill()
@@ -261,7 +263,7 @@ def test_workers_and_master_are_killed_and_stopped(session: IngestSession, tmp_p
         assert whole(numbers)
         client.close()
         # a worker that stands is replaced, and ends with the master whatever it does
-        alive = until(lambda: link.persist("workers", 10.0, threading.Event())["workers"])
+        alive = until(lambda: link.persist("snapshot", 10.0, threading.Event())["served_by"])
         pid = Identity.parse(next(iter(alive.values()))["process"]).pid
         os.kill(pid, signal.SIGSTOP)
         client = IngestClient(address, keys)
@@ -305,9 +307,9 @@ def test_strangers_are_refused_and_harm_nobody(session: IngestSession, tmp_path:
         client = IngestClient(master.address, KEYS)
         numbers = rows(client, 5)
         with pytest.raises(UserError, match="secret"):
-            FlightLink(master.address, Keys(b"another secret, not it")).call("workers")
+            FlightLink(master.address, Keys(b"another secret, not it")).call("snapshot")
         with fl.connect(master.address) as bare:
-            for action in ("workers", "ack", "nothing"):
+            for action in ("snapshot", "ack", "nothing"):
                 with pytest.raises(fl.FlightUnauthenticatedError):
                     list(bare.do_action(fl.Action(action, b"{}")))
             with pytest.raises(fl.FlightUnauthenticatedError):
@@ -455,7 +457,7 @@ def test_ports_and_addresses(session: IngestSession, tmp_path: Path, monkeypatch
             FlightLink(address, KEYS)
     monkeypatch.setattr(protocol, "TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(ServerLost, match="Deadline"):
-        FlightLink(f"127.0.0.1:{mute.getsockname()[1]}", KEYS).call("workers")
+        FlightLink(f"127.0.0.1:{mute.getsockname()[1]}", KEYS).call("snapshot")
     began = time.monotonic()
     with pytest.raises(ServerLost, match="does not answer"):
         IngestClient("127.0.0.1:1", KEYS, patience=0.1)

@@ -74,12 +74,6 @@ class RowCounts:
             self._pending += len(noted)
         self._settle()
 
-    def clear(self) -> None:
-        """As new."""
-        self.cells[:] = 0
-        self.total = self._pending = 0
-        self._round, self._rounds, self._noted = np.empty(0, np.int64), np.empty(0, np.int64), []
-
     def hottest(self) -> tuple[Ints, Ints]:
         """The rows that were asked for 256 times or more often, in the order of ids, and how often."""
         self._settle()

@@ -177,7 +177,7 @@ class _Feature:
         if self.stride == 1:
             self.counts.grow(len(now.cells))
             self.counts.fold(now)
-        now.clear()
+        self.now = RowCounts(len(now.cells))
 
     def table(self, samples: int, like: EmbeddingTable) -> tuple[EmbeddingTable, Facts]:
         """The table, with what ``like`` says of its form, and the facts."""

@@ -107,22 +107,14 @@ def characterise(
         for kind, count in _features(files, column):
             counts[_word(kind)] += count
     footers = reader.files.footers()
-    groups = {
-        split.file: {group for entry in entries if entry.file == split.file for group in entry.groups}
-        for split in entries
-    }
+    groups = [(reader.files.footer(entry.file), group) for entry in entries for group in entry.groups]
     session_bytes = sum(
         footer.metadata.row_group(group).column(leaf).total_compressed_size
-        for name, footer in zip(reader.files.names, footers, strict=True)
-        for group in groups.get(name, ())
+        for footer, group in groups
         for leaf in range(footer.metadata.num_columns)
     )
-    read_bytes = sum(
-        last - first
-        for name, footer in zip(reader.files.names, footers, strict=True)
-        for group in groups.get(name, ())
-        for first, last in (footer.chunk(group, path) for path in reader.paths(footer))
-    )
+    chunks = (footer.chunk(group, path) for footer, group in groups for path in reader.paths(footer))
+    read_bytes = sum(last - first for first, last in chunks)
     coverage, length = _first_split(session)
     memory = 2 * (meter.nbytes + meter.decoded + meter.output_bytes) / output_rows
     rate = output_rows / seconds

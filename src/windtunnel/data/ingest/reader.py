@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,41 +35,11 @@ BLOCK = 8192
 """Rows that are decoded and transformed at a time, or a batch where that is more."""
 
 
-def splits(session: IngestSession) -> tuple[TableSplit, ...]:
-    """The splits of the session's table as it is now, in the order of its files; none where ``where`` rules
-    all rows out.
-
-    Raises:
-        UserError: the table or one of its files cannot be read, lacks a column or has it of another type than
-            the first file, or the session's filter or transforms do not take the columns.
-    """
-    global _reader
-    _reader = Reader(session)
-    return _reader.splits()
-
-
-def batches(session: IngestSession, split: TableSplit, epoch: int) -> Iterator[pa.RecordBatch]:
-    """The batches of a split, in order: ``session.columns`` each, ``session.batch`` rows, the last one what
-    is left; none where the filter leaves no row.
-
-    Raises:
-        UserError: as of `splits`, or a file is corrupt (with row group and column) or is another by now.
-    """
-    global _reader
-    if _reader is None or _reader.session != session:
-        _reader = Reader(session)
-    return _reader.batches(split, epoch)
-
-
 def order(session: IngestSession, count: int, epoch: int) -> list[int]:
     """The numbers of a session's ``count`` splits, in the order in which the epoch has them."""
     if not session.shuffle:
         return list(range(count))
     return [int(number) for number in np.random.default_rng([session.seed, epoch]).permutation(count)]
-
-
-_reader: Reader | None = None
-"""Who reads split after split of one session need not read footers again."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +83,12 @@ class Reader:
         return pa.schema([(name, outputs[name].type) for name in self.session.columns])
 
     def splits(self) -> tuple[TableSplit, ...]:
+        """Those of the table as it is now, in the order of its files; none where ``where`` rules all out.
+
+        Raises:
+            UserError: the table or one of its files cannot be read, lacks a column or has it of another type
+                than the first file, or the session's filter or transforms do not take the columns.
+        """
         _ = self.schema  # what is wrong with the session is said before any data is read
         footers = self.files.footers()
         if not sum(footer.metadata.num_rows for footer in footers):
@@ -135,6 +112,12 @@ class Reader:
         return tuple(splits)
 
     def batches(self, split: TableSplit, epoch: int) -> Iterator[pa.RecordBatch]:
+        """Of a split, in order: ``session.columns`` each, ``session.batch`` rows, the last one what is left;
+        none where the filter leaves no row.
+
+        Raises:
+            UserError: as of `splits`, or a file is corrupt (with row group and column) or is another by now.
+        """
         names = self.schema.names
         blocks = self._rows(split)
         if self.session.shuffle:
@@ -328,21 +311,14 @@ class Reader:
                 return True
         return False
 
-    def _phase(self, name: str) -> _Timed:
-        return _Timed(self.meter, name)
-
-
-class _Timed:
-    """CPU seconds of a block, added to a phase of a meter."""
-
-    def __init__(self, meter: ReadMeter, name: str) -> None:
-        self._seconds, self._name = meter.seconds, name
-
-    def __enter__(self) -> None:
-        self._begin = time.thread_time()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.thread_time() - self._begin
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """CPU seconds of a block, added to a phase of the meter."""
+        begin, seconds = time.thread_time(), self.meter.seconds
+        try:
+            yield
+        finally:
+            seconds[name] = seconds.get(name, 0.0) + time.thread_time() - begin
 
 
 def needed(session: IngestSession) -> tuple[str, ...]:

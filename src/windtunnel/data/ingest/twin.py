@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -51,13 +50,6 @@ class ScalingResult:
 
     stalled: list[float] = field(default_factory=list)
     workers: list[int] = field(default_factory=list)
-
-    @property
-    def reversals(self) -> int:
-        """Changes of direction in the number of workers."""
-        steps = [after - before for before, after in pairwise(self.workers)]
-        moves = [np.sign(step) for step in steps if step]
-        return sum(after != before for before, after in pairwise(moves))
 
 
 def run(

@@ -42,7 +42,6 @@ CALLS: schema.Table = {
     ),
     "ack": schema.fields(**_client, marks=_marks),
     "leave": schema.fields(**_client),
-    "workers": schema.anything,
     "snapshot": schema.anything,
 }  # fmt: skip
 

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch.utils.data import DataLoader
 
 from windtunnel.base.errors import UserError
 from windtunnel.base.keys import NAME as SECRET
@@ -124,9 +123,10 @@ def table(folder: Path, rows: int, *, seed: int = 0, epochs: int = 1, batch: int
 def batch_seconds(session: IngestSession) -> float:
     """What one process takes for a batch: the median of some splits, as the first ones warm up."""
     durations = []
-    for split in reader.splits(session)[:7]:
+    opened = reader.Reader(session)
+    for split in opened.splits()[:7]:
         began = time.perf_counter()
-        count = sum(1 for _ in reader.batches(session, split, 0))
+        count = sum(1 for _ in opened.batches(split, 0))
         durations.append((time.perf_counter() - began) / count)
     return statistics.median(durations)
 
@@ -197,12 +197,11 @@ def train(
 
 def demo(
     folder: Path, settings: MasterSettings, *, rows: int = 524_288, seconds: float = 20.0, step: float = 0.0,
-    kill: bool = False, on: str = "", loaders: int = 0, seed: int = 0,
+    kill: bool = False, on: str = "", seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Train on a table of ``rows`` in ``folder`` by a service of its own, for as many epochs as take about
     ``seconds``.
     ``step``: seconds of one (0: see above). ``kill``: a worker is killed after a third of the steps.
-    ``loaders``: processes of a DataLoader in front of the service, 0 for none.
 
     Raises:
         UserError, HostError: as of the service; or there are no workers.
@@ -221,7 +220,7 @@ def demo(
 
     def each(number: int) -> None:
         if kill and not killed and number >= rows * session.epochs // session.batch // 3:
-            name, target = next(iter(link.call("workers")["workers"].items()))
+            name, target = next(iter(link.call("snapshot")["served_by"].items()))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(Identity.parse(target["process"]).pid, signal.SIGKILL)
             killed.append(name)
@@ -229,10 +228,8 @@ def demo(
     # nobody starts its master again: there is little to wait for
     dataset = IngestDataset(address, folder / "ingest" / SECRET, patience=5.0)
     try:
-        how: dict[str, Any] = {"num_workers": loaders, "multiprocessing_context": "spawn"}
-        batches = DataLoader(dataset, batch_size=None, **how) if loaders else dataset
         for epoch in range(session.epochs):
-            train(iter(batches), step, training, each)
+            train(iter(dataset), step, training, each)
             wrong += int((training.rows != epoch + 1).sum())
         snapshot = link.call("snapshot")
         used = time.process_time() - used + snapshot["cpu_seconds"]

@@ -34,7 +34,8 @@ class LocalClient:
         convert: Callable[[pa.RecordBatch], Any],
     ) -> None:  # fmt: skip
         self.session, self._rank, self._world, self._convert = session, rank, world, convert
-        self._splits = reader.splits(session)
+        self._reader = reader.Reader(session)
+        self._splits = self._reader.splits()
         self.epoch: int = resume["epoch"] if resume else 0
         self._marks = ledger.unpacked(resume["marks"]) if resume else {}
         epochs, last, count = session.epochs, max(self._marks, default=0), len(self._splits)
@@ -95,7 +96,7 @@ class LocalClient:
             first, at = self._marks.get(number, 0), 0
             if first == DONE:
                 continue
-            batches = reader.batches(self.session, self._splits[number], self.epoch)
+            batches = self._reader.batches(self._splits[number], self.epoch)
             batch = next(batches, None)
             while batch is not None:
                 # one ahead, as a worker does: the last one is known as such

@@ -98,7 +98,7 @@ class Master(protocol.SecretServer):
         settings: MasterSettings,
         pool: WorkerLauncher | None = None,
     ) -> None:
-        self.splits = reader.splits(session)
+        self.splits = reader.Reader(session).splits()
         identity = canonical([to_plain(session), to_plain(self.splits)])
         self.ledger = SplitLog(folder / ledger.NAME, hashlib.sha256(identity).hexdigest())
         self.log = EventLog(folder / NAME)
@@ -341,17 +341,8 @@ class Master(protocol.SecretServer):
             self._forget(request["client"])
         return {}
 
-    def _list(self, request: dict[str, Any]) -> dict[str, Any]:
-        crew, load = self.crew, Counter(self._serves.values())
-        listed = {
-            name: {"address": worker.address, "splits": load[name], "produced": worker.rows,
-                   "busy": worker.busy, "process": worker.process, "drain": worker.drain}
-            for name, worker in sorted(crew.there.items())
-        }  # fmt: skip
-        return {"workers": listed, "wanted": crew.scaler.target, "starting": len(crew.starting)}
-
     def _snapshot(self, request: dict[str, Any]) -> dict[str, Any]:
-        state, crew = self.ledger.state, self.crew
+        state, crew, load = self.ledger.state, self.crew, Counter(self._serves.values())
         done = [split for split, mark in state.marks.items() if mark == DONE]
         return {
             "epoch": state.epoch,
@@ -367,6 +358,11 @@ class Master(protocol.SecretServer):
             "came": len(state.came),
             "world": max((client.world for client in self._clients.values()), default=0),
             "workers": len(crew.there),
+            "served_by": {
+                name: {"address": worker.address, "splits": load[name], "produced": worker.rows,
+                       "busy": worker.busy, "process": worker.process, "drain": worker.drain}
+                for name, worker in sorted(crew.there.items())
+            },
             "wanted": crew.scaler.target,
             "demand": crew.scaler.memory.demand,
             "capacity": crew.scaler.memory.capacity,
@@ -377,13 +373,13 @@ class Master(protocol.SecretServer):
                 {"split": split, "rows": self.splits[split].rows, "why": why}
                 for split, why in state.skipped.items()
             ],
-        }
+        }  # fmt: skip
 
     _answers: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {  # noqa: RUF012
         "register worker": _register_worker, "register client": _register_client,
         "heartbeat worker": _heartbeat_worker, "heartbeat client": _heartbeat_client, "lease": _lease,
         "go": _go,
-        "again": _again, "ack": _ack, "leave": _leave, "workers": _list, "snapshot": _snapshot,
+        "again": _again, "ack": _ack, "leave": _leave, "snapshot": _snapshot,
     }  # fmt: skip
 
     # --- what stands behind them

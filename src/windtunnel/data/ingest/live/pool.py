@@ -45,7 +45,7 @@ class ProcessLauncher:
             "host": self.host, "owner": self.owner,
         }  # fmt: skip
         temporary_file = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker
-        command = [sys.executable, "-m", MODULE, "--settings", json.dumps(settings)]
+        command = [sys.executable, "-m", MODULE, json.dumps(settings)]
         # A session of its own: Ctrl-C is for the master, who then lets them go.
         process = subprocess.Popen(
             command,

@@ -6,7 +6,6 @@ that was killed goes on at the same address, so that workers and clients find it
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -91,7 +90,7 @@ def started(
     }  # fmt: skip
     read, write = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "windtunnel.data.ingest.live.serve", "--settings", json.dumps(arguments)],
+        [sys.executable, "-m", "windtunnel.data.ingest.live.serve", json.dumps(arguments)],
         stdout=write, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     os.close(write)
@@ -108,9 +107,7 @@ def started(
 def main() -> None:
     """``python -m`` this: the master that `started` starts."""
     without_pandas()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--settings", required=True)
-    settings: dict[str, Any] = json.loads(parser.parse_args().settings)
+    settings: dict[str, Any] = json.loads(sys.argv[1])
     leave_with(Identity.parse(settings["owner"]))
     try:
         serve(

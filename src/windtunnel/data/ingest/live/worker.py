@@ -10,7 +10,6 @@ It is spawned, never forked: gRPC's threads do not survive a fork.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import select
@@ -62,6 +61,7 @@ class WorkerServer(protocol.SecretServer):
         self._requests: list[tuple[str, int, int, int]] = []
         """Client, epoch, split and first batch of what was asked for since it was told."""
         self._session: IngestSession | None = None
+        self._reader: reader.Reader | None = None
         self._every = 0.25
         self._register()
 
@@ -90,7 +90,7 @@ class WorkerServer(protocol.SecretServer):
             "register", self._patience, self._stop, role="worker", name=self.name, address=self.address,
             process=str(Identity.own()),
         )  # fmt: skip
-        self._session = from_plain(IngestSession, response["session"])
+        self._session, self._reader = from_plain(IngestSession, response["session"]), None
         self._every = response["every"]
 
     def _tell(self) -> dict[str, Any]:
@@ -133,7 +133,8 @@ class WorkerServer(protocol.SecretServer):
         with self._turn:
             self._open += 1
         try:
-            batches = reader.batches(self._session, split, epoch)
+            opened = self._reader = self._reader or reader.Reader(self._session)  # footers are read once
+            batches = opened.batches(split, epoch)
             number, batch = 0, self._timed(batches)
             if batch is None:
                 yield EMPTY, STAMP.pack(epoch, split.number, 0, True)
@@ -244,9 +245,7 @@ def without_pandas() -> None:
 def main() -> None:
     """``python -m`` this: what the master starts. The words are one JSON object."""
     without_pandas()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--settings", required=True)
-    settings = json.loads(parser.parse_args().settings)
+    settings = json.loads(sys.argv[1])
     if settings.get("owner"):
         leave_with(Identity.parse(settings["owner"]))
     try:
