@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from windtunnel.base.errors import UserError
 from windtunnel.serving.variants.live.registry import VariantFile, add
+from windtunnel.serving.variants.live.replica import Replica
 from windtunnel.serving.variants.live.service import Unanswered, VariantsService
 from windtunnel.store import eventlog
 from windtunnel.store.eventlog import EventLog
@@ -24,6 +25,14 @@ from windtunnel.store.eventlog import EventLog
 INPUTS: NDArray[np.float32] = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
 WEIGHTS: NDArray[np.float32] = np.random.default_rng(1).standard_normal((6, 4)).astype(np.float32)
 OUTPUTS: NDArray[np.float32] = INPUTS @ WEIGHTS
+
+
+def pids(service: VariantsService) -> list[int]:
+    """Of the replicas that live, as processes of this host."""
+    return [
+        pid for served in service.groups.values() for replica in served.replicas
+        if isinstance(replica, Replica) and (pid := replica.process.pid) and replica.process.is_alive()
+    ]  # fmt: skip
 
 
 def submitted(folder: Path) -> tuple[Path, Path]:
@@ -70,10 +79,10 @@ def asked(folder: Path) -> Path:
                 await query(accuracy=2.0)
             with contextlib.suppress(UserError, Unanswered):
                 await service.infer("sums", {"input": INPUTS[:1, :3]})
-            for pid in service.pids():
+            for pid in pids(service):
                 os.kill(pid, signal.SIGKILL)
             await query()
-            for pid in service.pids():
+            for pid in pids(service):
                 os.kill(pid, signal.SIGKILL)
             back = asyncio.create_task(query())
             await asyncio.sleep(0)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.measure import on_all_processors
 from benchmarks.harness.rows import Row, figure
+from windtunnel.serving.variants.model import Variant
 from windtunnel.serving.variants.policy import POLICIES
 from windtunnel.serving.variants.twin import VariantsOutcome, VariantsSetting, queries, simulate
-from windtunnel.serving.variants.twin.catalogue import catalogue
-from windtunnel.serving.variants.twin.world import pin
+from windtunnel.serving.variants.twin.catalogue import KINDS, catalogue
 from windtunnel.traces.rates import read_counts
 
 BOUNDS = (0.02, 0.1, 0.3)
@@ -131,3 +131,16 @@ def _words(ours: Sequence[VariantsOutcome], theirs: Sequence[VariantsOutcome]) -
         return f"${price:.2f} an hour, {late:.2%} late, {shed:.2%} shed"
 
     return f"{costs(ours)}; against {costs(theirs)}"
+
+
+def pin(variants: Sequence[Variant], bound: float) -> dict[str, str]:
+    """For each architecture what its owner would deploy who may have one variant: the cheapest host that
+    answers within the bound, and the variant that does most on it; the fastest where none does."""
+    chosen = {}
+    for name in dict.fromkeys(variant.architecture for variant in variants):
+        mine = [variant for variant in variants if variant.architecture == name]
+        fit = [variant for variant in mine if variant.latency() <= bound] or [
+            min(mine, key=lambda variant: variant.latency())
+        ]
+        chosen[name] = min(fit, key=lambda variant: (KINDS[variant.hardware].price, -variant.rate)).name
+    return chosen

@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import signal
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -16,14 +18,16 @@ import onnx
 import onnx.parser
 import pytest
 
-from support.variants import INPUTS, OUTPUTS, WEIGHTS, registered, submitted
+from support.variants import INPUTS, OUTPUTS, WEIGHTS, pids, registered, submitted
 from windtunnel.base.errors import LessError, UserError
 from windtunnel.serving.variants.live import registry, replica
 from windtunnel.serving.variants.live.gateway import HEADER, application
 from windtunnel.serving.variants.live.registry import VariantFile
 from windtunnel.serving.variants.live.rpc import listening, messages, services
+from windtunnel.serving.variants.live.serve import serve
 from windtunnel.serving.variants.live.service import Infeasible, VariantsService
 from windtunnel.serving.variants.model import Variant
+from windtunnel.store.eventlog import EventLog, LogFailed
 
 ONE = {"name": "input", "datatype": "FP32", "shape": [1, 6], "data": INPUTS[0].tolist()}
 
@@ -139,6 +143,30 @@ def test_models_of_one_name_answer_alike_or_are_refused(
     assert registry.registered(home) == entries
 
 
+def test_a_log_that_cannot_be_written_ends_the_server_and_nobody_waits(
+    entries: list[VariantFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, responses = EventLog.append, list[Future[httpx.Response]]()
+
+    def full(log: EventLog, kind: str, **fields: Any) -> None:
+        if kind == "runs":
+            raise LogFailed("the disk is full")
+        append(log, kind, **fields)
+
+    monkeypatch.setattr(EventLog, "append", full)
+    with ThreadPoolExecutor(1) as pool:
+
+        def ready(run: str, http: str, rpc: str) -> None:
+            url = f"{http}/v2/models/sums/infer"
+            responses.append(pool.submit(httpx.post, url, json={"inputs": [ONE]}, timeout=60.0))
+
+        with pytest.raises(LogFailed, match="the disk is full"):
+            serve(entries[0].file.parents[1], "127.0.0.1", 0, None, "cheapest", ready=ready)
+    assert (responses[0].result().status_code, responses[0].result().json()) == (
+        503, {"error": "the disk is full"},
+    )  # fmt: skip
+
+
 def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[VariantFile]) -> None:
     async def story() -> None:
         async with VariantsService(entries) as service:
@@ -148,7 +176,7 @@ def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[VariantFi
             async def ask(number: int) -> None:
                 nonlocal killed
                 if number % 60 == 30:
-                    for pid in service.pids():
+                    for pid in pids(service):
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
                             killed += 1
@@ -177,7 +205,7 @@ def test_what_a_hung_replica_was_asked_another_answers(
         async with VariantsService(entries) as service:
             await service.infer("sums", {"input": INPUTS[:1]})
             groups = [replicas.group for replicas in service.groups.values()]
-            for pid in service.pids():
+            for pid in pids(service):
                 os.kill(pid, signal.SIGSTOP)
             with monkeypatch.context() as impatient:
                 impatient.setattr(replica, "PATIENCE", 0.5)
@@ -307,7 +335,7 @@ def test_while_a_replica_is_stopped_others_answer_and_then_it_goes_on(entries: l
             group = service.groups[first].group
             while group.state != "active":  # on a busy host it may have been slow at first
                 await asyncio.sleep(0.05)
-            [pid] = service.pids()
+            [pid] = pids(service)
             os.kill(pid, signal.SIGSTOP)
             waiting = asyncio.create_task(service.infer(first, {"input": INPUTS[:1]}))
             while group.state == "active":

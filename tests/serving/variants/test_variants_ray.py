@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from support.variants import INPUTS, OUTPUTS, registered
+from support.variants import INPUTS, OUTPUTS, pids, registered
 from windtunnel.base.errors import UserError
 from windtunnel.serving.variants.live.cluster import ReplicaActor, ReplicaCluster
 from windtunnel.serving.variants.live.service import VariantsService
@@ -48,7 +48,7 @@ def test_actors_answer_and_those_killed_lose_nothing(cluster: ReplicaCluster, tm
     async def story() -> None:
         async with VariantsService(entries, cluster=cluster) as service:
             await service.infer("sums", {"input": INPUTS[:1]})
-            assert service.pids() == [] and actors()
+            assert pids(service) == [] and actors()
             killed = 0
 
             async def ask(number: int) -> None:

@@ -6,13 +6,13 @@ from collections import Counter
 
 import numpy as np
 
+from benchmarks.serving.variants.twin import pin
 from windtunnel.serving.variants.model import Query
 from windtunnel.serving.variants.policy import POLICIES, Decision, Observation
 from windtunnel.serving.variants.policy.scale import LEGAL, Measured, Now
 from windtunnel.serving.variants.policy.select import Chosen, VariantQuery
 from windtunnel.serving.variants.twin import VariantsOutcome, VariantsSetting, cost, queries, simulate
 from windtunnel.serving.variants.twin.catalogue import catalogue
-from windtunnel.serving.variants.twin.world import pin
 
 VARIANTS = tuple(variant for variant in catalogue(6) if variant.hardware != "inferentia")
 COUNTS = np.full(90, 12.0)

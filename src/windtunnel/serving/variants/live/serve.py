@@ -56,6 +56,13 @@ async def _serve(
     )
     server = WebServer(config)
     server.end_on_signals()
+    faults: list[BaseException] = []
+
+    def failing(fault: BaseException) -> None:
+        faults.append(fault)
+        server.should_exit = True
+
+    service.failing = failing
     other, address = None, ""
     if rpc is not None:
         from windtunnel.serving.variants.live.rpc import listening
@@ -66,6 +73,8 @@ async def _serve(
     await server.serve(sockets=[sock])
     if other is not None:
         await other.stop(1.0)
+    if faults:
+        raise faults[0]
     groups = {name: group.group for name, group in service.groups.items()}
     return {
         "answered": {name: group.answered for name, group in groups.items() if group.answered},

@@ -106,6 +106,7 @@ class VariantsService:
         self._open: set[asyncio.Future[Outputs]] = set()
         self._number = 0
         self._ending = False
+        self.failing: Callable[[BaseException], object] = lambda fault: None
 
     async def __aenter__(self) -> VariantsService:
         self._spawn(self._seconds())
@@ -126,7 +127,16 @@ class VariantsService:
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task that failed, as where the log cannot be written, was to answer somebody or to bring replicas:
+        nobody waits for that in vain, and whoever serves is told (``failing``), to end."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            for answer in [answer for answer in self._open if not answer.done()]:
+                answer.set_exception(Unanswered(str(fault)))
+            self.failing(fault)
 
     def _decide(self, observation: Observation) -> Any:
         decision = POLICIES[self.policy](observation)
@@ -282,13 +292,6 @@ class VariantsService:
             used = min(1.0, (self.busy - busy) / ((now - began) * self._host.cores))
             self._note("second", now=now, free=self._host.free, used=used)
             self._do(self.desk.second(now, {HERE: used}))
-
-    def pids(self) -> list[int]:
-        """Of the replicas that live."""
-        return [
-            pid for group in self.groups.values() for replica in group.replicas
-            if isinstance(replica, Replica) and (pid := replica.process.pid) and replica.process.is_alive()
-        ]  # fmt: skip
 
 
 def _numbers(batch: Sequence[VariantRequest]) -> list[int]:

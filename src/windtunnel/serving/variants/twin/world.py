@@ -263,16 +263,3 @@ class _World:
         for request in self.desk.homeless:
             self._missed(request)
         return self.outcome
-
-
-def pin(variants: Sequence[Variant], bound: float) -> dict[str, str]:
-    """For each architecture what its owner would deploy who may have one variant: the cheapest host that
-    answers within the bound, and the variant that does most on it; the fastest where none does."""
-    chosen = {}
-    for name in dict.fromkeys(variant.architecture for variant in variants):
-        mine = [variant for variant in variants if variant.architecture == name]
-        fit = [variant for variant in mine if variant.latency() <= bound] or [
-            min(mine, key=lambda variant: variant.latency())
-        ]
-        chosen[name] = min(fit, key=lambda variant: (KINDS[variant.hardware].price, -variant.rate)).name
-    return chosen
