@@ -130,7 +130,7 @@ class VariantsService:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A task that failed, as where the log cannot be written, was to answer somebody or to bring replicas:
+        """A task that failed, as where the log cannot be written, was to answer somebody, or bring replicas:
         nobody waits for that in vain, and whoever serves is told (``failing``), to end."""
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
