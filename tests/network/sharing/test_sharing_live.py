@@ -18,8 +18,10 @@ from support.waiting import until
 from windtunnel.base.errors import UserError
 from windtunnel.linux import LinuxError, bpf, network, queues
 from windtunnel.linux.cgroup import mounts
-from windtunnel.network.sharing.live import attachment
-from windtunnel.network.sharing.spec import check
+from windtunnel.network.sharing.live import attachment, lending, native
+from windtunnel.network.sharing.policy import Observation, decide
+from windtunnel.network.sharing.policy.meter import RateMeter
+from windtunnel.network.sharing.spec import SharingSpec, check
 
 pytestmark = [
     pytest.mark.root,
@@ -66,6 +68,26 @@ def test_rates_are_changed_in_the_midst_and_counts_go_on(place: Place) -> None:
     interface.close()
     assert now.rate == pytest.approx(50 * MEGABIT, rel=1e-3)
     assert (now.passed + now.dropped, now.mark_at) == (200 * 1442, 60_000)
+
+
+def test_who_looks_in_the_midst_of_a_change_lends_nothing_by_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interface, fill, looks = place.attach(), attachment._fill, list[tuple[Observation, int]]()
+
+    def midst(maps: dict[str, bpf.Map], spec: SharingSpec) -> None:
+        change = int(native.read(interface.maps, "common")["change"][0])
+        looks.append((lending.looked(interface, RateMeter(), 0.0), change))
+        fill(maps, spec)
+
+    monkeypatch.setattr(attachment, "_fill", midst)
+    try:
+        spec = check(shares(others={"weight": 1}), "shares.yaml")
+        place.do(lambda: attachment.set_spec("wt0", spec)).close()
+        ((observation, change),) = looks
+        assert not lending._put(interface, decide(observation), change, 0.005)
+    finally:
+        interface.close()
 
 
 def test_what_is_attached_is_found_by_anybody_and_goes_without_what_others_put_there(place: Place) -> None:

@@ -31,6 +31,7 @@ WRONG = [
     (entity(weight=0), "entities.a.weight is 0, accepted is a number greater"),
     (entity(limit=1500), "entities.a.limit is 1500, accepted is bytes, from 128"),
     (entity(feedback="delay"), "is 'delay', accepted is drop or ecn"),
+    (entity(match=[]), r"field entities.a.match is \[\], accepted is a prefix"),
     (entity(match="10.0.0.1/24"), "match is '10.0.0.1/24', accepted is a prefix .* without bits"),
     ({"by": "mark"}, "match is '10.0.1.0/24', accepted is a whole number"),
     ({"by": "cgroup", "hook": "ingress"}, "hook is 'ingress' by cgroup, accepted is egress"),

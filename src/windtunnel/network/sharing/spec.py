@@ -69,7 +69,7 @@ class TrafficShare(BaseModel, extra="forbid"):
 
 
 class TenantShare(TrafficShare):
-    match: str | int | list[str | int]
+    match: str | int | Annotated[list[str | int], Field(min_length=1)]
     """a prefix, a mark or the folder of a cgroup, or a list of them"""
 
 

@@ -149,8 +149,8 @@ def set_spec(device: str, spec: SharingSpec) -> Attachment:
             common = native.read(attached.maps, "common")
             common["line"], common["until"] = round(spec.line), 0
             common["change"] += 1
-            native.put(attached.maps["common"], common)
             _fill(attached.maps, spec)
+            native.put(attached.maps["common"], common)  # last: who saw this change has read all of it
     except BaseException:
         attached.close()
         raise
