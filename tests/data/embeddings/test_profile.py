@@ -231,6 +231,13 @@ def test_drift_is_what_days_were_made_with(tmp_path: Path) -> None:
     assert profiles.counts["f"].of(np.arange(2000)).tolist() == whole.tolist()
 
 
+def test_names_of_files_may_look_like_globs(tmp_path: Path) -> None:
+    for name in ("day[1].parquet", "day1.parquet"):
+        pq.write_table(pa.table({"item": pa.array([len(name)])}), tmp_path / name)
+    assert logs.files([str(tmp_path / "day[1].parquet")]) == [str(tmp_path / "day[1].parquet")]
+    assert logs.files([str(tmp_path / "day[12].parquet")]) == [str(tmp_path / "day1.parquet")]
+
+
 def test_a_feature_that_begins_after_the_first_window(tmp_path: Path) -> None:
     for day, ids in enumerate(([None, None], [3, 4])):
         columns = {"late": pa.array(ids, pa.int64()), "item": pa.array([1, 2])}

@@ -12,7 +12,6 @@ feature, so memory does not grow with the files.
 
 from __future__ import annotations
 
-import glob
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +74,7 @@ def files(logs: Sequence[str]) -> list[str]:
             if system.isdir(path):
                 names = [entry for entry in system.find(path) if not hidden(entry[len(path.rstrip("/")) :])]
             else:
-                names = system.glob(path) if glob.has_magic(path) else [path] * system.exists(path)
+                names = [path] if system.exists(path) else system.glob(path)
         except (OSError, ValueError, ImportError) as fault:
             raise UserError(f"{log}: cannot be reached ({fault})") from None
         if not names:

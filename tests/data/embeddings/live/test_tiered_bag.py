@@ -275,7 +275,10 @@ def test_a_pass_without_a_step_keeps_what_its_gradient_needs() -> None:
 
 def test_a_plan_becomes_modules_of_its_devices(tmp_path: Path) -> None:
     """All devices together look up what whole tables would, columns of a table side by side."""
-    tables = tuple(replace(table, state_bytes=4) for table in tables_named("small", scale=0.02))
+    tables = tuple(
+        replace(table, state_bytes=4, name=f"sparse/{table.name}")
+        for table in tables_named("small", scale=0.02)
+    )
     orders = {table.name: order_of(table.rows, at) for at, table in enumerate(tables)}
     write_statistics(tmp_path / "statistics", tables, orders)
     known = read_statistics(tmp_path / "statistics")

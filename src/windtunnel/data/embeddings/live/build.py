@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def build(
         bags[name] = TieredEmbeddingBag(
             table.rows, shard.last - shard.first, shard.fast_rows, name=name,
             order=statistics.order(table.name), mode="none" if table.sequence else "sum",
-            slow=slow if slow == "memory" else Path(slow) / f"{name}.rows",
+            slow=slow if slow == "memory" else Path(slow) / quote(f"{name}.rows", safe="[:]"),
             optimizer=optimizer, init=_columns(table, shard), device=memory, **options,
         )  # fmt: skip
     return bags
