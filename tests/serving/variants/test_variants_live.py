@@ -167,6 +167,25 @@ def test_a_log_that_cannot_be_written_ends_the_server_and_nobody_waits(
     )  # fmt: skip
 
 
+def test_addresses_of_a_host_of_ipv6_are_those_that_clients_take(entries: list[VariantFile]) -> None:
+    def ready(run: str, http: str, rpc: str) -> None:
+        live.append(pool.submit(answers, http, rpc))
+
+    def answers(http: str, rpc: str) -> bool:
+        try:
+            with grpc.insecure_channel(rpc) as channel:
+                stub = services.GRPCInferenceServiceStub(channel)
+                by_rpc = stub.ServerLive(messages.ServerLiveRequest(), timeout=60.0, wait_for_ready=True).live
+            return bool(by_rpc and httpx.get(f"{http}/v2/health/live", timeout=60.0).json()["live"])
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    live = list[Future[bool]]()
+    with ThreadPoolExecutor(1) as pool:
+        serve(entries[0].file.parents[1], "::1", 0, 0, "cheapest", ready=ready)
+    assert live[0].result()
+
+
 def test_killed_replicas_lose_nothing_and_double_nothing(entries: list[VariantFile]) -> None:
     async def story() -> None:
         async with VariantsService(entries) as service:

@@ -63,13 +63,13 @@ async def _serve(
         server.should_exit = True
 
     service.failing = failing
-    other, address = None, ""
+    other, address, name = None, "", f"[{host}]" if ":" in host else host
     if rpc is not None:
         from windtunnel.serving.variants.live.rpc import listening
 
-        other, rpc_port = await listening(service, f"{host}:{rpc}")
-        address = f"{host}:{rpc_port}"
-    ready(f"http://{host}:{sock.getsockname()[1]}", address)
+        other, rpc_port = await listening(service, f"{name}:{rpc}")
+        address = f"{name}:{rpc_port}"
+    ready(f"http://{name}:{sock.getsockname()[1]}", address)
     await server.serve(sockets=[sock])
     if other is not None:
         await other.stop(1.0)
