@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +13,7 @@ from windtunnel.base.errors import UserError
 from windtunnel.cli.main import app
 from windtunnel.data.embeddings import synthetic
 from windtunnel.data.embeddings.files import read_plan, write_statistics
+from windtunnel.data.embeddings.model import EmbeddingTable
 from windtunnel.replay import replay
 from windtunnel.store.eventlog import NAME
 
@@ -72,3 +74,10 @@ def test_bad_input_is_a_sentence(words: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as raised:
         plan(*words)
     assert raised.value.status == 2 and "\n" not in str(raised.value)
+
+
+def test_tables_that_nobody_asks_have_no_plan(home: Path) -> None:
+    table = EmbeddingTable("unused", 10, 4, coverage=0.0)
+    write_statistics(home / "statistics", (table,), {"unused": np.arange(10, dtype=np.uint32)})
+    with pytest.raises(UserError, match="statistics: no table is looked up, accepted are statistics of logs"):
+        plan("--statistics", home / "statistics")

@@ -94,6 +94,8 @@ def plan_run(
     """
     where = load_cluster(cluster)
     tables = tables_of(synthetic, statistics, seed)
+    if not any(table.lookups for table in tables):
+        raise UserError(f"{statistics}: no table is looked up, accepted are statistics of logs with lookups")
     if state_bytes is not None:
         tables = tuple(replace(table, state_bytes=state_bytes) for table in tables)
     fast, slow = tiers(where, memory, host_memory)

@@ -117,7 +117,7 @@ class Iteration:
     def balance(self) -> tuple[float, float]:
         """The slowest device's time over the fastest's, and over the mean."""
         times = np.array(self.by_device)
-        return float(times.max() / max(times.min(), 1e-12)), float(times.max() / max(times.mean(), 1e-12))
+        return float(times.max() / max(times.min(), 1e-12)), float(times.max() / times.mean())
 
 
 def iteration(cluster: Cluster, request: PlacementRequest, plan: TablePlacement) -> Iteration:

@@ -179,6 +179,8 @@ def tensors(batch: pa.RecordBatch, keyed: str = "") -> dict[str, Any]:
             values_by_name[name] = _flat(name, column)
     if not keyed:
         return values_by_name | ragged
+    if not ragged:
+        raise UserError(f"IngestDataset: keyed is {keyed!r}, accepted is none where no column has lists")
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     lengths = [torch.diff(jagged.offsets) for jagged in ragged.values()]
