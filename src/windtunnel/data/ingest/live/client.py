@@ -174,9 +174,9 @@ class IngestClient:
         self._certain = time.monotonic() + CERTAIN * self._lease
         self._began = time.monotonic()
         atexit.register(self.close)  # Flight's threads do not survive the interpreter's end
-        self._start(self._tell)
+        self._threads.append(self._started(self._tell))
         if self._ends == "drop":
-            self._start(self._keep_pace)
+            self._threads.append(self._started(self._keep_pace))
         self._grow()
 
     def _register(self, resume: dict[str, Any] | None) -> dict[str, Any]:
@@ -360,22 +360,15 @@ class IngestClient:
                 self._error = self._error or error
                 self._turn.notify_all()
 
-    def _start(self, work: Callable[[], None]) -> None:
+    def _started(self, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
-        self._threads.append(thread)
         thread.start()
-
-    def _read_ahead(self, stream: _Stream) -> None:
-        """The lock is held."""
-        work = partial(self._follow, stream)
-        stream.thread = threading.Thread(target=self._guarded, args=(work,), daemon=True)
-        self._ahead.append(stream)
-        stream.thread.start()
+        return thread
 
     def _grow(self) -> None:
         while self._readers < self._allowed:
             self._readers += 1
-            self._start(self._read)
+            self._threads.append(self._started(self._read))
 
     def _call(self, op: str, **fields: Any) -> dict[str, Any]:
         """A call of the epoch; registers anew with a master that was away."""
@@ -526,7 +519,8 @@ class IngestClient:
                     answer["epoch"], answer["split"], answer["first"], answer["worker"], answer["address"]
                 )
                 if stream.epoch != self.epoch:
-                    self._read_ahead(stream)
+                    self._ahead.append(stream)
+                    stream.thread = self._started(partial(self._follow, stream))
                     return None
                 if (stream_ahead := self._stream_ahead(stream)) is not None:
                     self._streams.append(stream_ahead)
