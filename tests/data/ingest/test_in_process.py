@@ -142,6 +142,8 @@ def test_what_is_refused(session: IngestSession, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="keyed is 'lists', accepted is none where no column has lists"):
         next(iter(IngestDataset(replace(session, columns=("row",)), workers=0, keyed="lists")))
     dataset = IngestDataset(session, workers=0)
+    with pytest.raises(UserError, match=r"a state with \['model'\], accepted is one of its state_dict"):
+        dataset.load_state_dict({"model": {}})
     with pytest.raises(UserError, match="accepted is num_workers=0"):
         next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     old, new = iter(dataset), iter(dataset)

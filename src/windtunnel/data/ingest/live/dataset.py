@@ -148,7 +148,9 @@ class IngestDataset(IterableDataset[dict[str, Any]]):
         return self._resume or {"epoch": 0, "marks": {"done": "", "next": []}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next turn goes on after ``state``; all ranks do so together."""
+        """The next turn goes on after ``state``; all ranks do so together. Raises UserError for no state."""
+        if not {"epoch", "marks"} <= state.keys():
+            raise UserError(f"IngestDataset: a state with {[*state]}, accepted is one of its state_dict")
         self.close()
         self._resume, self._client = state, None
 
