@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.utils._pytree as pytree
-from torch.distributed.pipelining import schedules, stage
+from torch.distributed.pipelining import _backward, schedules, stage
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -132,7 +132,6 @@ class Chunks:
     def install(self) -> None:
         """Call once, before the script runs."""
         base, schedule = stage._PipelineStageBase, schedules._PipelineSchedule
-        modules: Any = stage
         chunks = self
 
         @replaces(base)
@@ -145,7 +144,7 @@ class Chunks:
                 call = (self, number, args, kwargs, save_forward_output)
                 return chunks.run(RecordedPart.FORWARD, self, number, lambda: forward(*call))
             output = chunks.replay(RecordedPart.FORWARD, self, number)
-            self.fwd_cache[number] = (modules._normalize_model_output_as_tuple(output), [])
+            self.fwd_cache[number] = (stage._normalize_model_output_as_tuple(output), [])
             if self.is_last and save_forward_output:
                 self.output_chunks.append(output)
             return output
@@ -196,6 +195,15 @@ class Chunks:
             chunks.replay(RecordedPart.WEIGHTS, self, number)
             chunks.end(self, number)
 
+        @replaces(_backward)
+        def get_param_groups(grouping: Any, inputs: Any, params: Any, *args: Any) -> Any:
+            """Of sets, whose order is that of addresses, lists: so steps and micro-batches are alike."""
+            groups = grouping(inputs, params, *args)
+            for group in groups:
+                group["params"] = sorted(group["params"], key=params.index)
+                group["intermediates"] = sorted(group["intermediates"], key=lambda node: node._sequence_nr())
+            return groups
+
         def updated(*_: Any) -> None:
             chunks.updates += 1
 
@@ -215,9 +223,8 @@ class Chunks:
             stage.updates = self.updates
             stage.micros.clear()
         course = stage.course
-        replayable = (
-            position > 0 if not course.learns else position > 2 and RecordedPart.FORWARD in course.sure
-        )
+        sure = position > 2 and RecordedPart.FORWARD in course.sure
+        replayable = sure if course.learns else position > 0
         ends = position == chunks - 1 and (course.learns or course.last)
         other = input_signature != course.signature
         course.plain |= other and course.learns and position in (1, 2)
@@ -288,21 +295,15 @@ class Chunks:
                 self._doubt(stage)
             course.kind[part] = did
         elif last:
-            blocks = [
-                block for other in course.kind.values() for block in other.blocks
-            ]  # maybe, by somebody else
+            # Blocks that somebody else may hold.
+            blocks = [block for other in course.kind.values() for block in other.blocks]
             like = part in course.kind and course.kind[part].digest(blocks) == did.digest(blocks)
             course.last |= not like
         elif part not in course.kind or course.kind[part].digest() != digest or not did.is_closed:
             self._doubt(stage)
         else:
             course.sure.add(part)
-        if (
-            last
-            and not course.plain
-            and course.path
-            and all(kind in micro.part_numbers for kind in course.kind)
-        ):
+        if last and course.path and not course.plain and course.kind.keys() <= micro.part_numbers.keys():
             content = (course.firsts, course.kind, course.last)
             atomic.replace(course.path, pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL))
 
