@@ -276,6 +276,7 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path: Path) -> Non
             data(tmp_path, half=np.ones(16, np.float32)))  # fmt: skip
     refused(r"words of object \(16, 3\)", model, data(tmp_path, words=np.array([["a"] * 3] * 16)))
     refused("cannot be held against the labels", model, data(tmp_path, labels=np.ones((16, 3), int)))
+    refused("cannot be held against the labels", model, data(tmp_path, labels=WORDS))
     refused("do not fit", model, data(tmp_path, labels=np.ones(15, int)))
     few = {"numbers": COUNTS[:5], "words": WORDS[:5], "half": np.ones(5, np.float16), "labels": COUNTS[:5]}
     refused("accepted are n items of each input and n labels, 16 at least", model, data(tmp_path, **few))

@@ -429,7 +429,7 @@ def accuracy(file: Path, examples: Examples, labels: NDArray[Any]) -> float:
         if labels.dtype.kind == "f":
             return float((np.abs(outputs - right) <= LOST * np.abs(labels).max()).all(1).mean())
         chosen = outputs.argmax(-1)[:, None] if outputs.dtype.kind == "f" else outputs
-        return float((chosen == np.broadcast_to(right, chosen.shape)).all(1).mean())
+        return float(np.equal(chosen, np.broadcast_to(right, chosen.shape)).all(1).mean())
     except Exception as fault:  # the runtimes' own are no family of exceptions
         labelling = f"the labels {labels.shape} for output {examples.signature.outputs[0].name}"
         raise UserError(f"{file.name} cannot be held against {labelling}: {_line(fault)}") from fault
