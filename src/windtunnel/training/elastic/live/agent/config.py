@@ -16,8 +16,6 @@ from windtunnel.training.elastic.spec import JobSpec
 
 MODULE = __name__
 PREPARE = f"{__name__}:prepare"
-NO_PORT = "1"
-"""Programs may want a port to read: nothing listens there."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def environment(
         "GROUP_RANK": str(place),
         "GROUP_WORLD_SIZE": str(len(member.hosts)),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": NO_PORT,
+        "MASTER_PORT": "1",  # programs may want one to read: nothing listens there
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(member.generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(config.job.max_restarts),
