@@ -243,6 +243,20 @@ def test_a_dot_product_takes_as_long_as_its_vectors_are_read():
     assert seconds == pytest.approx(8 * (1 << 26) / (GPU.memory_reduction * 2.039e12), rel=0.05)
 
 
+def test_in_place_a_product_with_a_vector_has_the_same_flops():
+    out, matrix, vector = (t(*shape, dtype="float32") for shape in ((256,), (256, 2048), (2048,)))
+    for name in ("aten.addmv.default", "aten.addmv_.default"):
+        assert counted_flops(Operator(name, (out, matrix, vector), (out,))) == 2 * 256 * 2048
+
+
+@pytest.mark.parametrize("shape", [(256, 1, 2048), (1, 2048, 256), (8192, 1, 8192)])
+def test_a_product_with_a_vector_takes_as_long_as_its_matrix_is_read(shape):
+    """As spectral norms have it."""
+    op = mm(*shape, dtype="float32")
+    read = moved_bytes(op, "matmul") / (GPU.memory_matmul * device("a100-80").memory_bandwidth)
+    assert roofline_seconds(op, "matmul", device("a100-80")) <= 1.01 * read + GPU.kernel_seconds
+
+
 def test_convolutions_of_float32_take_tf32_where_the_device_has_it():
     x, weight = t(64, 256, 56, 56, dtype="float32"), t(256, 256, 3, 3, dtype="float32")
     rest = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)

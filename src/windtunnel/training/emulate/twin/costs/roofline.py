@@ -250,7 +250,7 @@ def _rate(op: Operator, device: Device) -> float:
 def _matmul_seconds(op: Operator, device: Device) -> float:
     """Waves of tiles over the multiprocessors, the best of the tile shapes and of splitting K."""
     batch, m, n, k = matmul_shape(op)
-    if not batch * m * n * k:
+    if min(m, n) <= 1 or not batch * k:  # a vector's product is no tile's: it is read at the memory's rate
         return 0.0
     rate = _rate(op, device) / device.sm_count
     best = math.inf

@@ -192,9 +192,9 @@ CAUSAL = {
 
 def matmul_shape(op: Operator) -> tuple[int, int, int, int]:
     """(batch, M, N, K) of a matrix product; zeros when the operands are not matrices."""
-    base = base_name(op.name)
+    base = base_name(op.name).rstrip("_")
     operands = [arg.shape for arg in op.inputs if isinstance(arg, TensorMeta)]
-    if base.rstrip("_") in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"):
+    if base in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"):
         operands = operands[1:]
     if len(operands) < 2:
         return 0, 0, 0, 0
