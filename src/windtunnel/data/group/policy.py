@@ -122,10 +122,11 @@ def _formed(
 
 
 def _same(standing: MemberState, source: MemberState) -> bool:
-    """Whether both regions are known to be equal: both are new, or did the same without a break."""
+    """Whether both regions are known to be equal: both are new, or did the same without a break. The source
+    is whole; one that was being copied to is not."""
     new = not any((standing.fenced, source.fenced, standing.epoch, source.epoch))
     position = (standing.epoch, standing.sequence) == (source.epoch, source.sequence)
-    return new or (position and standing.steady and source.steady and not standing.torn)
+    return position and not standing.torn and (new or (standing.steady and source.steady))
 
 
 def by_domain(members: Sequence[MemberState], coordinator: str) -> tuple[str, ...]:
