@@ -250,6 +250,7 @@ def test_samples_follow_from_their_rows_alone() -> None:
             "field warm is 1, accepted is a whole number from hot",
         ),
         ("clip", [pa.array([1])], {"lo": 1}, "field lo is unknown, did you mean low?"),
+        ("clip", [pa.array([1])], {"low": 2, "high": 1}, "field high is 1, accepted is a number from low"),
         ("remap", [pa.array([1])], {"order": "/nowhere.npy"}, "/nowhere.npy: cannot be read"),
     ],
 )

@@ -40,7 +40,7 @@ ACCEPTED = {
     "seed": "a whole number from 0 up to 2**64 - 1",
     "borders": "a list of numbers, ascending",
     "low": "a number",
-    "high": "a number",
+    "high": "a number from low up",
     "offset": "a number above 0",
     "mean": "a number",
     "std": "a number above 0",
@@ -119,6 +119,14 @@ class Clip(BaseModel, extra="forbid"):
 
     low: Finite | None = None
     high: Finite | None = None
+
+    @field_validator("high")
+    @classmethod
+    def _above(cls, high: float | None, info: ValidationInfo) -> float | None:
+        low = info.data.get("low")
+        if low is not None and high is not None and high < low:
+            raise ValueError(f"accepted is {ACCEPTED['high']}")
+        return high
 
     def __call__(self, columns: Sequence[pa.Array], rows: Rows) -> pa.Array:
         def clipped(x: NDArray[Any]) -> NDArray[Any]:
