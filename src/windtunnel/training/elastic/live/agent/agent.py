@@ -173,11 +173,13 @@ class Agent:
         for worker in self.workers.living():
             if worker.pid is None or worker.done or worker.frozen or worker.stopped:
                 continue
+            late = now - self.leases.last_signs.setdefault(worker.pid, now)
+            if worker.spoke and late <= self.leases.seconds:
+                continue
             stopped = processes.state(worker.pid) in ("T", "t")
             if not worker.spoke and not stopped:
                 self.leases.renew(worker.pid, now)
-            late = now - self.leases.last_signs.setdefault(worker.pid, now)
-            if late > max(0.0 if stopped else self._waits["stuck"], self.leases.seconds):
+            elif late > max(0.0 if stopped else self._waits["stuck"], self.leases.seconds):
                 worker.frozen = True
                 self.leases.end(worker.pid)
                 how = "it is stopped" if stopped else "it does not answer"
